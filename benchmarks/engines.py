@@ -29,7 +29,7 @@ from dynaxla.autoselect.candidates import no_cpp_compiler
 from dynaxla.backend import dynaxla
 from dynaxla.bench import engines
 from dynaxla.bench.engines import BenchEngine, Call, Inputs, as_training, compiled, compiled_step, jax_device_obstacle
-from dynaxla.engine.options import COMMANDS, WITHOUT_CONVOLUTIONS
+from dynaxla.engine.options import COMMAND_BUFFER_OPTION, WITHOUT_CONVOLUTIONS
 from dynaxla.interop import to_jax
 
 
@@ -144,7 +144,7 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
 # The same for GPUs, where dynaxla rounds half types at the same points as eager mode, and puts convolutions into CUDA graphs.
 XLA_GPU_OPTIONS: dict[str, dict[str, Any]] = {
     "xla_fewer_roundings": {"xla_allow_excess_precision": True},
-    "xla_small_graphs": {COMMANDS: WITHOUT_CONVOLUTIONS},
+    "xla_small_graphs": {COMMAND_BUFFER_OPTION: WITHOUT_CONVOLUTIONS},
 }
 
 _MORE = [

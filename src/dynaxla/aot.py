@@ -13,7 +13,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from .autoselect.competing_engines import GraphFacts
-from .buffers.lost_writes import LostWrite, LostWrites, unwatched
+from .buffers.lost_writes import LostWrite, LostWrites, without_lost_write_checks
 from .buffers.overlaps import AliasGuard, internally_overlapping
 from .capture.decompositions import decompositions
 from .capture.graph import AtenGraph, Phase
@@ -99,7 +99,7 @@ class AotCapture:
             raise LostWrite("its forward pass returns a view of an input, and its backward pass writes to that input") from None
 
     def _compiler(self, phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
-        @unwatched()
+        @without_lost_write_checks()
         def compile_graph(graph: GraphModule, _: Sequence[Any]) -> Runner:
             return self._compile_inference(graph) if phase == "inference" else self._compile_training(graph, phase)
 

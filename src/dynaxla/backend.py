@@ -181,10 +181,10 @@ def _compile_unguarded(
         return AotCapture(module, example_inputs, options, number, platform, build, facts, overlapping, location, is_pickled).run()
     except LostWrite as lost:
         if is_pickled:
-            message = f"aot_compile does not support this graph: {lost.what}"
+            message = f"aot_compile does not support this graph: {lost.reason}"
             raise UnsupportedTensor(message, hint="write to a clone of that tensor") from None
-        facts.overlaps, facts.run_once_reason = None, f"torch runs it, since {lost.what}"
-        return functools.partial(_run_with_torch, module, options, lost.what)
+        facts.overlaps, facts.run_once_reason = None, f"torch runs it, since {lost.reason}"
+        return functools.partial(_run_with_torch, module, options, lost.reason)
 
 
 def _accepted_device(module: GraphModule, example_inputs: Sequence[Any], options: Options, is_pickled: bool) -> torch.device:

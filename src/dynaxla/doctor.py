@@ -386,7 +386,7 @@ def examine_steps(device: torch.device) -> list[Finding]:
 
     def import_tensor(with_stream: bool = False) -> jax.Array:
         xla_device = devices.jax_device(device)
-        stream = streams.of(devices.with_index(device), xla_device).before() if with_stream else None
+        stream = streams.of(devices.with_index(device), xla_device).stream_for_import() if with_stream else None
         return transfer.import_tensor(torch.from_numpy(numbers).to(device), xla_device, stream)
 
     steps: dict[str, Callable[[], Any]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.buffers.addresses import elements_behind, import_alias, is_aligned, lies_within, places, states
+from dynaxla.buffers.addresses import address_snapshot, element_distance, import_alias, is_aligned, lies_within, tensor_snapshot
 from dynaxla.runtime import clients, private
 
 
@@ -38,23 +38,23 @@ def test_an_alias_does_not_keep_memory_alive() -> None:
 
 def test_places() -> None:
     one, other = torch.zeros(4), torch.zeros(4)
-    before = places([one, other])
+    before = address_snapshot([one, other])
     one.add_(1)
-    assert places([one, other.view(2, 2)]) == before
-    assert places([other, one]) != before
-    assert places([one[1:], other]) != before
+    assert address_snapshot([one, other.view(2, 2)]) == before
+    assert address_snapshot([other, one]) != before
+    assert address_snapshot([one[1:], other]) != before
 
 
 def test_states() -> None:
     one = torch.zeros(4)
-    before = states([one])
-    assert states([one]) == before
-    assert states([one.view(4)]) != before, "another tensor in the same place"
+    before = tensor_snapshot([one])
+    assert tensor_snapshot([one]) == before
+    assert tensor_snapshot([one.view(4)]) != before, "another tensor in the same place"
     one.add_(1)
-    assert states([one]) != before
+    assert tensor_snapshot([one]) != before
     with torch.inference_mode():
         made = torch.zeros(4)
-    assert states([made]) == states([made])
+    assert tensor_snapshot([made]) == tensor_snapshot([made])
 
 
 def test_alignment() -> None:
@@ -67,8 +67,8 @@ def test_alignment() -> None:
 def test_one_within_another() -> None:
     memory = torch.arange(24.0)
     block = memory[2:14].view(3, 4)
-    assert elements_behind(block, block[1, 2:]) == 6
-    assert elements_behind(block[1], block) == -4
+    assert element_distance(block, block[1, 2:]) == 6
+    assert element_distance(block[1], block) == -4
     assert lies_within(block[1:, ::2], block)
     assert not lies_within(memory[13:15], block)
     assert not lies_within(memory.clone(), memory)

@@ -163,7 +163,7 @@ def test_only_what_has_no_dimensions_is_brought_from_another_device() -> None:
 def test_what_crosses_as_it_is_laid_out() -> None:
     """The array has the tensor's own shape, and reads its memory in place; a tensor in another order, or misaligned, is copied."""
     layout = Layout.ordered((4, 16), (1, 0))
-    parameter = Parameter((4, 16), layout.strides, torch.float32, layout, static=True, as_laid_out=True)
+    parameter = Parameter((4, 16), layout.strides, torch.float32, layout, static=True, is_unpacked=True)
     given = Arguments([parameter], torch.device("cpu"), clients.cpu_device())
     values = torch.arange(64.0).view(4, 16)
     laid_out = values.t().contiguous().t()

@@ -109,8 +109,8 @@ def test_numbers_are_those_of_the_call() -> None:
 def test_what_is_saved_may_lie_in_another_order_and_is_told_so() -> None:
     saved, shown = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
     buffers = buffers_of(lambda x: [x + 1, x * 2], [torch.zeros(2, 3)], "forward", descriptions=[shown, saved])
-    assert list(buffers.free) == [1]
-    ordered = buffers.ordered({1: (1, 0)})
+    assert list(buffers.free_results) == [1]
+    ordered = buffers.with_result_orders({1: (1, 0)})
     assert [output.stride for output in ordered._outputs if isinstance(output, FromBuffer)] == [(3, 1), (1, 2)]
     assert [output.stride for output in buffers._outputs if isinstance(output, FromBuffer)] == [(3, 1), (3, 1)], "the first is as it was"
     assert ordered.facts != buffers.facts
@@ -157,11 +157,11 @@ def test_what_will_be_written_to_an_input_is_its_old_value_if_a_check_has_failed
     buffers = buffers_of(function, inputs, descriptions=[_write(0), shown], device="cuda")
     new, old = [jnp.ones((3, 2)), jnp.ones(3)], [jnp.full((3, 2), 5.0), jnp.full(3, 5.0)]
     for code, written in ((2, 1), (0, 5), (1, 5)):
-        results = buffers.guard(new, old, jnp.int32(code), 2)
+        results = buffers.protect_inputs(new, old, jnp.int32(code), 2)
         assert [float(array.min()) for array in results] == [written, 1]
-    assert buffers.guard(new, old, jnp.int32(0), 2)[1] is new[1]
+    assert buffers.protect_inputs(new, old, jnp.int32(0), 2)[1] is new[1]
     on_cpu = buffers_of(function, inputs, descriptions=[_write(0), shown])
-    assert on_cpu.guard(new, old, jnp.int32(0), 2)[0] is new[0], "there the call looks before anything is written"
+    assert on_cpu.protect_inputs(new, old, jnp.int32(0), 2)[0] is new[0], "there the call looks before anything is written"
 
 
 def test_an_input_is_passed_for_its_old_value_alone() -> None:
@@ -190,7 +190,7 @@ WRITES: dict[str, tuple[Callable[..., list[Any]], list[Any], bool]] = {
 def test_a_call_waits_where_the_program_cannot_guard_what_is_written(case: str, device: str) -> None:
     function, descriptions, waits = WRITES[case]
     buffers = buffers_of(function, [torch.zeros(3), torch.zeros(3)], descriptions=descriptions, device=device)
-    assert buffers.bind(())._waits is (waits and device == "cuda")
+    assert buffers.bind(())._waits_for_checks is (waits and device == "cuda")
 
 
 def test_inputs_that_may_come_in_any_order() -> None:
@@ -207,8 +207,8 @@ def test_inputs_that_may_come_in_any_order() -> None:
     buffers = made()
     assert buffers.open_inputs == {2: 1}, "behind the seed and x; a vector has one order, and the last is not read"
     assert [aval.shape for aval in buffers.avals()[1:]] == [(2, 3), (3, 4), (5,)]
-    (_, y, _) = buffers.laid_out({2: (1, 0)}).bind(()).arguments.parameters
-    assert (y.stride, y.as_laid_out, y.array) == ((1, 3), True, ((3, 4), (1, 3)))
+    (_, y, _) = buffers.with_input_orders({2: (1, 0)}).bind(()).arguments.parameters
+    assert (y.stride, y.is_unpacked, y.array_shape_and_strides) == ((1, 3), True, ((3, 4), (1, 3)))
     open_inputs.orders = {1: (1, 0)}
     chosen = made()
     assert chosen.open_inputs == {}

@@ -41,9 +41,9 @@ class Numbers:
     def outputs(self, results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
         return [*results, *tensors]
 
-    def abandon(self, for_memory: bool, tensors: Sequence[Any]) -> bool:
-        self.abandoned.append(for_memory)
-        return self.memory and for_memory
+    def abandon(self, out_of_memory: bool, tensors: Sequence[Any]) -> bool:
+        self.abandoned.append(out_of_memory)
+        return self.memory and out_of_memory
 
     def report(self, code: Any, checks: Any, name: str) -> None:
         if (error := failure(code, checks)) is not None:

@@ -100,7 +100,7 @@ def test_parts_know_whether_something_is_written_behind_them(case: str) -> None:
             between.add(module.graph.call_function(torch.ops.aten.copy_.default, (x, cosine)))
     engine = ByTorch()
     Scheduler(engine, Options()).split_schedule(AtenGraph("whole", module), split(module, between.__contains__))
-    assert [graph.waits for graph in engine.graphs] == [case != "nothing"] * 2
+    assert [graph.waits_for_checks for graph in engine.graphs] == [case != "nothing"] * 2
 
 
 def test_which_engine_options_ask_for() -> None:

@@ -53,12 +53,12 @@ def test_all_threads_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         return allowed[thread]
 
     monkeypatch.setattr(os, "sched_getaffinity", of)
-    assert affinity.all_have(2)
-    assert not affinity.all_have(3)
+    assert affinity.all_threads_have(2)
+    assert not affinity.all_threads_have(3)
     allowed[12] = {0}
-    assert not affinity.all_have(2)
+    assert not affinity.all_threads_have(2)
 
 
 def test_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.threads_folder(monkeypatch, "/nowhere/at/all")
-    assert not affinity.all_have(len(os.sched_getaffinity(0)))
+    assert not affinity.all_threads_have(len(os.sched_getaffinity(0)))

@@ -422,7 +422,7 @@ def wrong_decoder_of_floats(patch: Patch) -> None:
 
 def file_of_callbacks(patch: Patch, file: str) -> None:
     """The file whose frames are left out of the tracebacks of callbacks."""
-    patch.setattr(callbacks, "_HERE", file)
+    patch.setattr(callbacks, "_DYNAXLA_FOLDER", file)
 
 
 # Counts and records of calls

@@ -1,8 +1,11 @@
 """Conversion of torch tensors to a program's input arrays, and of its result arrays to torch tensors.
 
-protocol.py      the interface of each kind of memory
-output_plan.py   the assignment of outputs to memory
-native.py        torch's own memory on the CPU and on NVIDIA GPUs; arguments.py: aliases of the tensors that a program reads
-overlaps.py      inputs that share elements; lost_writes.py: writes to views that AOTAutograd would lose
+protocol.py      the interfaces `Buffers` (a graph with concrete sizes) and `Binding` (a compiled program)
+output_plan.py   the input or program result in whose memory each output of a graph is
+native.py        the implementation for torch's own memory, on the CPU and on NVIDIA GPUs
+arguments.py     imports of a call's tensors as arrays that share their memory
+device_kinds.py  the registry of implementations for other torch devices, such as the device "jax"
+overlaps.py      detection of inputs that share elements
+lost_writes.py   detection of writes to views that AOTAutograd would lose
 addresses.py     functions that depend on memory addresses; no address leaves this package
 """

@@ -1,4 +1,7 @@
-"""The registry of buffer implementations by torch device type. `NativeBuffers` serves torch's own memory and is not registered."""
+"""The registry of the implementations of `Buffers` for torch devices whose tensors are not in torch's own memory.
+
+`NativeBuffers` (native.py), for torch's own memory, is not registered.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,25 @@ from .protocol import Binding, Buffers
 
 
 class LayoutMismatch(Exception):
-    """A call's inputs have another layout in their storages than the binding's program expects.
+    """Raised by `Binding.take` if a call's inputs have another layout in their storages than the program expects.
 
-    Raised by `take`, before it empties its argument.
+    The list of arguments is unchanged, so the caller can pass it to another binding.
     """
 
 
 @dataclass(frozen=True)
-class Request:
-    """A graph for whose tensors buffers are requested.
+class BufferRequest:
+    """The arguments for creating the buffers of a graph.
 
     Attributes:
         interpreter: The graph.
         symbols: The values of its symbolic sizes.
-        args: A call's inputs.
-        phase: The graph's phase.
-        place: The device.
+        args: The inputs of a call for which the program is compiled.
+        phase: The pass that the graph computes: inference, forward or backward.
+        device: The device, for torch and for JAX.
         storages: The graph's storages.
         rederived_outputs: See `AtenGraph`.
-        donate: True if inputs that the graph writes to may be donated to the program, so that it writes in place.
+        donate: True if inputs that the graph writes to may be donated to the program, which then writes in place.
         planned: True if the program will not run, so that inputs may be planned for a virtual mesh.
         reports_late: True if calls do not wait for the program's checks.
     """
@@ -41,7 +44,7 @@ class Request:
     symbols: SymbolValues
     args: Sequence[Any]
     phase: Phase
-    place: GraphDevice
+    device: GraphDevice
     storages: Storages
     rederived_outputs: frozenset[int]
     donate: bool
@@ -50,32 +53,38 @@ class Request:
 
 
 class DeviceKind(Protocol):
-    """The implementation for the tensors of one kind of device."""
+    """The implementation for the tensors of one torch device type."""
 
-    def buffers(self, request: Request) -> Buffers: ...
+    def buffers(self, request: BufferRequest) -> Buffers:
+        """Returns the buffers of a graph."""
 
-    def are_traced(self, args: Sequence[Any]) -> bool:
-        """True if the arrays of a call are tracers because JAX traces the caller of the graph. JAX then traces the graph, and no program is
-        called.
+    def are_tracers(self, args: Sequence[Any]) -> bool:
+        """True if the arrays of a call's tensors are JAX tracers, because JAX traces the caller of the graph.
+
+        The graph then becomes a part of that trace, and no program is called.
         """
 
-    def plans(self, args: Sequence[Any]) -> Any:
-        """Returns a hashable description of how a call's inputs are sharded on a mesh, or would be on a virtual one."""
+    def planned_shardings(self, args: Sequence[Any]) -> Any:
+        """Returns a hashable description of the shardings of a call's inputs: on a mesh, or those planned for a virtual mesh."""
 
-    def blank(self, binding: Binding, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-        """Returns the graph's outputs without values, for a program that does not run. Empties `args`.
+    def outputs_without_values(
+        self, binding: Binding, args: list[Any], result_shardings: Sequence[tuple[tuple[int, ...], Any]]
+    ) -> list[Any]:
+        """Returns the outputs of a call whose program is compiled but does not run: tensors without values. Empties `args`.
 
         Args:
-            lie: The shape and sharding of each of the program's results.
+            binding: The program's binding.
+            args: The graph's inputs.
+            result_shardings: The shape and sharding of each of the program's results.
         """
 
-    def outlived(self, error: Exception) -> Exception:
-        """Returns the exception to raise in place of JAX's where a tracer's function has ended."""
+    def escaped_tracer_error(self, error: Exception) -> Exception:
+        """Returns the exception to raise in place of JAX's UnexpectedTracerError, for a tracer that is used after its trace has ended."""
 
-    def signature(self, args: Sequence[Any]) -> Any:
+    def layout_signature(self, args: Sequence[Any]) -> Any:
         """Returns a hashable description of the layout of a call's inputs in their storages.
 
-        Inputs for which a binding raises `LayoutMismatch` have another signature.
+        If a binding raises `LayoutMismatch` for some inputs, their signature differs from that of the inputs it was compiled for.
         """
 
 
@@ -83,6 +92,7 @@ _kinds: dict[str, DeviceKind] = {}
 
 
 def register(device_type: str, kind: DeviceKind) -> None:
+    """Registers the implementation for a torch device type, such as "jax"."""
     _kinds[device_type] = kind
 
 

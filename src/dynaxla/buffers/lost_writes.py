@@ -1,16 +1,17 @@
 """Finds writes to views that AOTAutograd would lose or get wrong, and raises an exception during the trace.
 
-AOTAutograd replaces a write to a view by a new value of the view's base, and derives each view from the new base. Eager mode accepts writes
-to some views for which this gives wrong results, also with torch's own backends:
+AOTAutograd replaces a write to a view by a new value of the view's base, and derives each view from the new base. For some views, which
+eager mode lets a program write to, this replacement gives wrong results (with torch's own backends, too):
 
 - `unfold` with gaps between the windows: the elements in the gaps would become zero.
 - Views that repeat elements (`expand`, and `as_strided` or `unfold` with overlapping windows): several values written to one element would
   be added up, or one of the writes would be lost.
-- `as_strided` addresses memory directly, but the base's new value may have another memory order than the base, or no gaps.
+- `as_strided` of a base with gaps, or with another memory order than the base's new value: `as_strided` addresses memory directly, and
+  would find other elements in the new value.
 
-AOTAutograd traces the forward and the backward pass as one graph, in which each tensor has one final value. An input that both passes write
-to would have the backward pass's value after the forward pass already, or would be written twice. If the backward pass writes to a tensor
-that the forward pass created, a second backward pass would not see the write.
+AOTAutograd traces the forward and the backward pass as one graph, in which each tensor has one final value. If both passes write to an
+input, it would have the value from the backward pass right after the forward pass, or would be written twice. If the backward pass writes
+to a tensor that the forward pass created, a second backward pass would not see the write.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ from ..runtime import private
 from ..torch_ops import aten
 from .overlaps import has_internal_overlap
 
-# Returns the reason for which a write to a view would be lost, or None.
+# Returns why a write to a view would be lost; None if the write would not be lost.
 Reason = Callable[[], str | None]
 
-_WRITE_LATER = "write to it in only one of the passes, or keep the function out of the graph with torch.compiler.disable"
+_WRITE_IN_ONE_PASS = "write to it in only one of the passes, or keep the function out of the graph with torch.compiler.disable"
 
 
 class LostWrite(Exception):
     """Raised for a write that the graph would lose or get wrong.
 
     Attributes:
-        what: The program's fault, as "it ...". An attribute, because torch appends to the exception's own text.
-        hint: The fix.
+        reason: The reason, as a clause about the user's program that begins with "it". (The exception's own text may be longer, because
+            torch appends to it.)
+        hint: The change to the program that avoids the error.
     """
 
-    def __init__(self, what: str, hint: str = "write to a clone of the view, and copy the clone back") -> None:
-        super().__init__(what)
-        self.what, self.hint = what, hint
+    def __init__(self, reason: str, hint: str = "write to a clone of the view, and copy the clone back") -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
 
 
 class LostWrites(TorchDispatchMode):
-    """A dispatch mode that inspects ops before they are functionalized. An op in the mode raises LostWrite."""
+    """A dispatch mode that inspects ops before they are functionalized, and raises LostWrite for a write that would be lost."""
 
     supports_higher_order_operators = True
 
@@ -67,24 +69,25 @@ class LostWrites(TorchDispatchMode):
         self._as_strided_sources: dict[int, FunctionalTensor] = {}
         # The memory that the forward pass has created or written to.
         self._forward_memory: set[StorageWeakRef] = set()
-        # The backward pass during which the trace takes place, if any: another one is that of the traced function.
+        # The id of the backward pass that is running when the trace begins (-1 if none is). During the trace, another id means that the
+        # backward pass of the traced function is running.
         self._enclosing_backward = private.backward_id()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Returns True: TorchDynamo compiles under this mode as it does without the mode."""
+        """Returns True, so that torch.compile ignores this mode (see TorchDispatchMode)."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(kind not in (FunctionalTensor, FakeTensor) for kind in types):
-            return NotImplemented  # the ops that a tensor subclass calls in turn are dispatched to this mode, too
+            return NotImplemented  # the subclass handles the op; the ops that it calls in turn reach this mode, too
         if not isinstance(func, OpOverload):
             result = func(*args, **kwargs)
             self._record_forward_memory(result)
             return result
         device = next((leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
-        if _is_composite(func, device):  # in inference mode, torch does not decompose composite ops before
+        if _is_composite(func, device):  # in inference mode, torch dispatches composite ops to modes without decomposing them first
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -114,7 +117,7 @@ class LostWrites(TorchDispatchMode):
             and self._is_backward()
             and _memory(tensor) in self._forward_memory
         ):
-            raise LostWrite(f"its backward pass writes with {func} to memory that its forward pass created or wrote to", _WRITE_LATER)
+            raise LostWrite(f"its backward pass writes with {func} to memory that its forward pass created or wrote to", _WRITE_IN_ONE_PASS)
         if id(tensor) not in self._views:
             return
         with disable_proxy_modes_tracing():
@@ -131,7 +134,7 @@ class LostWrites(TorchDispatchMode):
             self._forward_memory.update(_memory(leaf) for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, FunctionalTensor))
 
     def _record_view(self, func: OpOverload, args: Sequence[Any], result: Any) -> None:
-        """Records the reasons for which writes to a new view would be lost: those of the source, and that of the view op."""
+        """Records why writes to a new view would be lost: the reasons of its source, and the reason of the view op, if it has one."""
         source = args[0]
         reasons = self._views[id(source)][1] if id(source) in self._views else ()
         if func is aten.as_strided.default:
@@ -145,8 +148,8 @@ class LostWrites(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Suspends `LostWrites`, for ops that a compiler calls and the program does not."""
+def without_lost_write_checks() -> Iterator[None]:
+    """Suspends `LostWrites` inside the context, for ops that a compiler adds to those of the user's program."""
     if isinstance(private.innermost_mode(), LostWrites):
         with private.without_innermost_mode():
             yield
@@ -156,7 +159,7 @@ def unwatched() -> Iterator[None]:
 
 @functools.cache
 def _is_composite(func: OpOverload, device: str) -> bool:
-    """True if an op has no kernel and is decomposed. False for queries of a tensor's metadata."""
+    """True if an op has no kernel on this device type and decomposes into other ops. False for queries of a tensor's metadata."""
     return func not in FunctionalTensor.metadata_fns and private.is_composite(func, device)
 
 
@@ -188,18 +191,18 @@ def _check_eager_strides(tensor: FunctionalTensor) -> None:
         value = private.functional_value(tensor)
     with disable_proxy_modes_tracing():  # the comparisons of sizes must not become part of the program
         steps = [(size, *pair) for size, *pair in zip(tensor.shape, value.stride(), tensor.stride(), strict=True)]
-        same = all(statically_known_true(size == 1) or statically_known_true(mine == theirs) for size, mine, theirs in steps)
-        same = same and statically_known_true(value.storage_offset() == tensor.storage_offset())
-    if not same:
+        is_same = all(statically_known_true(size == 1) or statically_known_true(traced == eager) for size, traced, eager in steps)
+        is_same = is_same and statically_known_true(value.storage_offset() == tensor.storage_offset())
+    if not is_same:
         raise LostWrite(
             "it calls aten.as_strided on a tensor that it writes to, and the strides of that tensor differ from those in eager mode"
         )
 
 
 def _reason_of_unfold(source: torch.Tensor, view: torch.Tensor, dim: int, size: int, step: int) -> str | None:
-    """Returns a reason unless the windows cover the dimension in order, without gaps or overlaps.
+    """Returns None if the windows cover the dimension in order, without gaps or overlaps; else a reason.
 
-    A single window that is longer than the step is a reason, too: torch refuses a write to this window.
+    A single window that is longer than the step is also a reason, because torch refuses a write to it.
     """
     length, count = (source.shape[dim], view.shape[dim]) if source.dim() else (1, 1)
     if guard_or_false(size * count == length) and guard_or_false(size <= step):
@@ -208,7 +211,7 @@ def _reason_of_unfold(source: torch.Tensor, view: torch.Tensor, dim: int, size: 
 
 
 def _reason_of_expand(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
-    """Returns a reason if the op expanded a dimension."""
+    """Returns a reason if the op expanded a dimension, else None."""
     before = (*[1] * (view.dim() - source.dim()), *source.shape)
     if all(guard_or_false(old == new) for old, new in zip(before, view.shape, strict=True)):
         return None
@@ -216,7 +219,7 @@ def _reason_of_expand(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str 
 
 
 def _reason_of_as_strided(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
-    """Returns a reason if elements of the view share memory, or if its sizes or strides depend on data."""
+    """Returns a reason if elements of the view share memory, or if its sizes or strides depend on data; else None."""
     if not free_unbacked_symbols((*view.shape, *view.stride())) and not has_internal_overlap(view):
         return None
     return f"aten.as_strided made with overlapping elements: shape {tuple(view.shape)}, strides {view.stride()}"

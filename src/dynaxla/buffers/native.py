@@ -1,4 +1,7 @@
-"""Buffers in torch's own memory, on the CPU or on an NVIDIA GPU: programs read tensors in place, and torch takes over their results."""
+"""Buffers in torch's own memory, on the CPU or on an NVIDIA GPU.
+
+Programs read the tensors where they are in memory, and torch takes over the memory of the results.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from ..runtime.layout import Layout, row_major
 from .addresses import exporter
 from .arguments import Arguments, Parameter
 from .output_plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
-from .protocol import Buffers, Plain
+from .protocol import Buffers, SegmentBuffers
 
 Order = tuple[int, ...]
 
@@ -33,28 +36,29 @@ class GraphDevice:
     """The device of a graph's tensors.
 
     Attributes:
-        device: Torch's device.
+        torch_device: Torch's device.
         jax_device: The same device in JAX.
     """
 
-    device: torch.device
+    torch_device: torch.device
     jax_device: jax.Device
 
 
 class NativeBuffers(Buffers):
-    """Buffers in torch's memory. No array is donated, because XLA would copy a donated buffer that torch owns, and there is no mesh.
+    """Buffers in torch's memory, on one device. No array is donated, because XLA would copy a donated buffer that torch owns.
 
     Args:
         interpreter: The graph.
         symbols: The values of its symbolic sizes.
-        args: A call's inputs.
-        static: The positions of parameters and buffers, whose addresses hardly ever change.
-        phase: The graph's phase. A tensor that a forward program saves for a backward program may have other strides than in the graph.
-        place: The device.
-        reorders: True if results that only the backward graph reads may have any memory order.
-        waits: See `AtenGraph`.
-        loose: The inputs that may have any memory order; an input that has an order gets it here.
-        storages: The graph's storages, if they are known.
+        args: The inputs of a call for which the program is compiled.
+        static: The positions of parameters and buffers of modules, whose addresses hardly ever change.
+        phase: The pass that the graph computes. A tensor that a forward program saves for a backward program may have other strides than in
+            the graph.
+        device: The device, for torch and for JAX.
+        reorders: True if the program chooses the memory order of results that only the backward graph reads (see `Buffers.free_results`).
+        waits_for_checks: See `AtenGraph`.
+        open_inputs: The inputs whose memory order XLA chooses, and the orders if an earlier program has chosen them.
+        storages: The graph's storages; computed from the graph if None.
     """
 
     def __init__(
@@ -64,15 +68,15 @@ class NativeBuffers(Buffers):
         args: Sequence[Any],
         static: frozenset[int],
         phase: Phase,
-        place: GraphDevice,
+        device: GraphDevice,
         reorders: bool,
-        waits: bool = False,
+        waits_for_checks: bool = False,
         open_inputs: OpenLayouts | None = None,
         storages: Storages | None = None,
     ) -> None:
         placeholders = interpreter.placeholders
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
-        self._place, self._phase, self._static = place, phase, static
+        self._device, self._phase, self._static = device, phase, static
         storages = storages or Storages(interpreter.module.graph)
         self._outputs, self._buffers = plan_outputs(placeholders, self._output_nodes, storages, symbols)
         aliased = {output.position for output in self._outputs if isinstance(output, FromInput)}
@@ -82,38 +86,39 @@ class NativeBuffers(Buffers):
         if phase == "backward":
             for position in self.specs.keys() - aliased:
                 if isinstance(args[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
-                    self.specs[position] = _as_given(self.specs[position], args[position])
-        several = {position for position, spec in self.specs.items() if len(spec.shape) > 1}
-        choosable = sorted(open_inputs.positions & several - aliased) if open_inputs is not None else []
-        for position in choosable:
+                    self.specs[position] = _with_strides_of(args[position], self.specs[position])
+        multidimensional = {position for position, spec in self.specs.items() if len(spec.shape) > 1}
+        open_positions = sorted(open_inputs.positions & multidimensional - aliased) if open_inputs is not None else []
+        for position in open_positions:
             spec = self.specs[position]
             order = open_inputs.orders.get(position) if open_inputs is not None and open_inputs.orders is not None else None
-            self.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, order).strides)
+            self.specs[position] = dataclasses.replace(spec, stride=_dense_layout(spec, order).strides)
         # Results that only the backward pass reads may keep the memory order in which they were computed.
-        self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
+        self.free_results = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
-        self._on_gpu = place.device.type == "cuda"
-        self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
-        self._waits = waits or unguarded
-        # Tensors without elements are created inside the program; those that only outputs alias are not passed to it.
-        read = interpreter.needed(self.nodes) | {placeholders[position] for position in self._guards.values()}
-        self._passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position] in read]
-        self._positions = self._passed + sorted(aliased - set(self._passed))
+        self._on_gpu = device.torch_device.type == "cuda"
+        # `_protected`: the position of the input that a buffer will be written to, by the buffer's index (see `protect_inputs`).
+        self._protected, has_unprotected = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
+        self._waits_for_checks = waits_for_checks or has_unprotected
+        # The positions of the program's arguments. Inputs without elements are created inside the program. Inputs that only outputs alias
+        # are not arguments.
+        read = interpreter.needed(self.nodes) | {placeholders[position] for position in self._protected.values()}
+        self._arguments = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position] in read]
+        self._positions = self._arguments + sorted(aliased - set(self._arguments))
         self._draws_random = interpreter.draws_random
-        # Every GPU program has this argument. It is imported last at each call, which orders the call after torch's work; see
-        # runtime/streams.py.
+        # Every GPU program has a seed as its first argument, even if it draws no random numbers. The seed is imported after the other
+        # arguments at each call, with a stream that waits for torch's work (runtime/streams.py).
         self._has_seed = self._draws_random or self._on_gpu
         first = 1 if self._has_seed else 0
         is_open = open_inputs is not None and open_inputs.orders is None
         self.open_inputs = {
-            self._passed.index(position) + first: position for position in choosable if is_open and position in self._passed
+            self._arguments.index(position) + first: position for position in open_positions if is_open and position in self._arguments
         }
-        self._laid_out: frozenset[int] = frozenset()
+        self._unpacked: frozenset[int] = frozenset()  # the positions of arguments in the order that XLA has chosen
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """The properties on which a binding depends."""
         return tuple(self.specs.items()), tuple(buffer.spec.stride for buffer in self._buffers)
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
@@ -125,93 +130,100 @@ class NativeBuffers(Buffers):
         if self._has_seed:
             seed, *arrays = arrays
         if self._draws_random:
-            key = key_of(seed)
-        unread = {position: spec for position, spec in self.specs.items() if position not in self._passed}
+            key = random_key(seed)
+        unread = {position: spec for position, spec in self.specs.items() if position not in self._arguments}
         inputs = {position: lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in unread.items()}
-        for parameter, position, array in zip(self._parameters(), self._passed, arrays, strict=True):
+        for parameter, position, array in zip(self._parameters(), self._arguments, arrays, strict=True):
             inputs[position] = parameter.layout.unpack(array)
         return [inputs[position] for position in self.specs], key
 
-    def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
+    def protect_inputs(
+        self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, all_held: int
+    ) -> Sequence[jax.Array]:
         old = dict(zip(self.specs, inputs, strict=True))
-        holds = lax.eq(code, np.int32(right))
+        holds = lax.eq(code, np.int32(all_held))
         return [
-            lax.select(holds, value, old[self._guards[index]]) if index in self._guards else value for index, value in enumerate(outputs)
+            lax.select(holds, value, old[self._protected[index]]) if index in self._protected else value
+            for index, value in enumerate(outputs)
         ]
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         packed = [
-            value if index in self.free else buffer.pack(value)
+            value if index in self.free_results else buffer.pack(value)
             for index, (buffer, value) in enumerate(zip(self._buffers, outputs, strict=True))
         ]
-        # A GPU program needs a result, through which torch's stream waits for the program.
+        # A GPU program needs at least one result, because torch's stream waits for the program when a result is exported.
         return packed or ([lax.full((), 0, np.int32)] if self._on_gpu else [])
 
-    def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        used = {private.storage_id(tensor) for tensor in others}
-        found = []
+    def results(self, values: Sequence[Any], no_alias_of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        used_storages = {private.storage_id(tensor) for tensor in no_alias_of}
+        results = []
         for buffer, value in zip(self._buffers, values, strict=True):
             spec = buffer.spec
             if (value.shape, value.dtype) != (spec.shape, spec.dtype):
                 given = dtypes.describe(value.dtype, tuple(value.shape))
                 raise RuntimeError(f"{buffer.node.target} returned {given}, but its fake (meta) implementation promised {spec}")
             result = buffer.pack_tensor(value)
-            memory = private.storage_id(result)
-            if memory in used or result.untyped_storage().nbytes() != result.numel() * result.element_size():
+            storage = private.storage_id(result)
+            if storage in used_storages or result.untyped_storage().nbytes() != result.numel() * result.element_size():
                 result = result.clone()
-                memory = private.storage_id(result)
-            used.add(memory)
-            # A program's result is no view to autograd, so this must be none either.
-            found.append(transfer.reinterpret(result, result.shape, result.stride()) if result._is_view() else result)
-        return found
+                storage = private.storage_id(result)
+            used_storages.add(storage)
+            # To autograd, the result of a program is not a view. So this result must not be a view either.
+            results.append(transfer.reinterpret(result, result.shape, result.stride()) if result._is_view() else result)
+        return results
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:
-        """Finds the outputs that will be written to inputs.
+        """Finds the outputs that will be written to inputs after the call.
 
-        Returns the buffers with such values, by index, with the positions of the inputs; and True if there are other such outputs, which
-        are not a buffer of the input's shape and dtype.
+        Returns:
+            The position of the written input, by the index of the buffer that has exactly the input's new value. And True if there are
+            further outputs that will be written, which `protect_inputs` cannot protect: their values are not buffers of the input's shape
+            and dtype.
         """
-        guards: dict[int, int] = {}
-        unguarded = False
+        protected: dict[int, int] = {}
+        has_unprotected = False
         for index, position in written_inputs(graph).items():
             output, node = self._outputs[index], self._output_nodes[index]
             if isinstance(output, FromBuffer) and self._buffers[output.buffer].node is node:
                 new, old = self._buffers[output.buffer].spec, self.specs[position]
-                if (new.shape, new.dtype) == (old.shape, old.dtype) and guards.setdefault(output.buffer, position) == position:
+                if (new.shape, new.dtype) == (old.shape, old.dtype) and protected.setdefault(output.buffer, position) == position:
                     continue
-            is_itself = isinstance(output, FromInput) and output.whole and output.position == position
-            unguarded |= not is_itself and not isinstance(output, Empty)
-        return guards, unguarded
+            is_unchanged = isinstance(output, FromInput) and output.is_input and output.position == position
+            has_unprotected |= not is_unchanged and not isinstance(output, Empty)
+        return protected, has_unprotected
 
-    def ordered(self, orders: Mapping[int, Order]) -> NativeBuffers:
-        found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs), orders=dict(orders))
-        for index in self.free:
-            found._order(index, _ordered(self._buffers[index].spec, orders.get(index)))
-        return found
+    def with_result_orders(self, orders: Mapping[int, Order]) -> NativeBuffers:
+        copy = object.__new__(NativeBuffers)
+        copy.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs), orders=dict(orders))
+        for index in self.free_results:
+            copy._set_layout(index, _dense_layout(self._buffers[index].spec, orders.get(index)))
+        return copy
 
     def on(self, device: jax.Device) -> NativeBuffers:
-        """Returns the same buffers for a program of another client on the same memory."""
-        found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, _place=dataclasses.replace(self._place, jax_device=device))
-        return found
+        """Returns the same buffers for a program on another JAX device with the same memory, such as the CPU of another PJRT client."""
+        copy = object.__new__(NativeBuffers)
+        copy.__dict__.update(self.__dict__, _device=dataclasses.replace(self._device, jax_device=device))
+        return copy
 
-    def laid_out(self, orders: Mapping[int, Order]) -> NativeBuffers:
-        found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, specs=dict(self.specs), _laid_out=frozenset(self.open_inputs.values()))
+    def with_input_orders(self, orders: Mapping[int, Order]) -> NativeBuffers:
+        copy = object.__new__(NativeBuffers)
+        copy.__dict__.update(self.__dict__, specs=dict(self.specs), _unpacked=frozenset(self.open_inputs.values()))
         for index, position in self.open_inputs.items():
             spec = self.specs[position]
-            found.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, orders.get(index)).strides)
-        return found
+            copy.specs[position] = dataclasses.replace(spec, stride=_dense_layout(spec, orders.get(index)).strides)
+        return copy
 
-    def plain(self) -> Plain | None:
+    def for_segments(self) -> SegmentBuffers | None:
         if self._on_gpu or any(buffer.scattered or buffer.is_conj or buffer.is_neg for buffer in self._buffers):
             return None
-        arguments = {position: parameter.layout for position, parameter in zip(self._passed, self._parameters(), strict=True)}
-        return Plain(self.ordered({index: self._buffers[index].layout.permutation for index in self.free}), arguments)
+        arguments = {position: parameter.layout for position, parameter in zip(self._arguments, self._parameters(), strict=True)}
+        return SegmentBuffers(
+            self.with_result_orders({index: self._buffers[index].layout.permutation for index in self.free_results}), arguments
+        )
 
-    def _order(self, index: int, layout: Layout) -> None:
-        """Gives a buffer, and the outputs that are in it, another layout."""
+    def _set_layout(self, index: int, layout: Layout) -> None:
+        """Changes the layout of a buffer, and of the outputs in it."""
         spec = dataclasses.replace(self._buffers[index].spec, stride=layout.strides)
         self._buffers[index] = dataclasses.replace(self._buffers[index], spec=spec, layout=layout)
         self._outputs = [
@@ -220,22 +232,23 @@ class NativeBuffers(Buffers):
         ]
 
     def bind(self, numbers: Sequence[Any]) -> NativeBinding:
-        arguments = Arguments(self._parameters(), self._place.device, self._place.jax_device)
-        return NativeBinding(arguments, self._positions, self._assembler(numbers), self._place, self._draws_random, self._waits)
+        arguments = Arguments(self._parameters(), self._device.torch_device, self._device.jax_device)
+        return NativeBinding(arguments, self._positions, self._assembler(numbers), self._device, self._draws_random, self._waits_for_checks)
 
     def _parameters(self) -> list[Parameter]:
+        """Returns the program's parameters after the seed."""
         result = []
-        for position in self._passed:
+        for position in self._arguments:
             spec = self.specs[position]
             layout = Layout.of(spec.shape, spec.stride)
-            result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._laid_out))
+            result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._unpacked))
         return result
 
     def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
-        """Returns a function from the program's buffers and the inputs to the graph's outputs."""
+        """See the function `assembler`."""
         values = dict(zip(self.numbers, numbers, strict=True))
         return assembler(
-            self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._place.device, self._phase, values
+            self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._device.torch_device, self._phase, values
         )
 
 
@@ -249,62 +262,70 @@ def assembler(
     phase: Phase,
     numbers: dict[Node, Any],
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
-    """Returns a function from a program's results, as packed tensors, and the graph's inputs to the graph's outputs.
+    """Returns a function that assembles a graph's outputs. Its arguments are the program's results, as packed tensors, and input tensors.
 
     Args:
         outputs: The plan of the graph's outputs.
         nodes: The output nodes, one for each of `outputs`.
         buffers: The program's results.
         specs: The specs of the inputs, by position.
-        positions: The positions of the inputs that the function gets.
+        positions: The positions, among the graph's inputs, of the input tensors that the function gets.
+        device: The graph's device.
+        phase: The pass that the graph computes.
         numbers: The values of nodes that are returned as numbers.
     """
     owners = _owners(outputs, nodes, buffers)
-    buffer_specs = [_BufferView(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
+    buffer_views = [_BufferView(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
     index_of = {position: index for index, position in enumerate(positions)}
-    makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []
-    places: list[int] = []
-    first_place: dict[Any, int] = {}
-    may_differ = phase == "backward"
+    makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []  # one for each distinct output
+    maker_of_output: list[int] = []  # the index of each output's maker
+    maker_by_key: dict[Any, int] = {}
+    strides_may_differ = phase == "backward"
     uses = Counter(output.buffer for node, output in dict(zip(nodes, outputs, strict=True)).items() if isinstance(output, FromBuffer))
     for node, output in zip(nodes, outputs, strict=True):
         if isinstance(node, Node):
-            key = (
-                node,
-                output if isinstance(output, FromInput) else None,
-            )  # one value may both be written to an input and be returned as a tensor of its own
-            places.append(first_place.setdefault(key, len(makers)))
-            if places[-1] < len(makers):
+            # A node that is returned twice gives the same tensor twice, unless one of the outputs is in an input's memory.
+            key = node, output if isinstance(output, FromInput) else None
+            maker_of_output.append(maker_by_key.setdefault(key, len(makers)))
+            if maker_of_output[-1] < len(makers):
                 continue
         else:
-            places.append(len(makers))
-        is_itself = isinstance(output, FromBuffer) and owners.get(output.buffer) is output
-        shared = phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not may_differ else None
-        makers.append(_maker(output, buffer_specs, index_of, numbers, specs, device, is_itself, shared, may_differ))
-    laid_out = [(index, view.laid_out) for index, view in enumerate(buffer_specs) if view.laid_out is not None]
+            maker_of_output.append(len(makers))
+        is_owner = isinstance(output, FromBuffer) and owners.get(output.buffer) is output
+        shared = phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not strides_may_differ else None
+        makers.append(_maker(output, buffer_views, index_of, numbers, specs, device, is_owner, shared, strides_may_differ))
+    owner_views = [(index, view.owner_view) for index, view in enumerate(buffer_views) if view.owner_view is not None]
 
     def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        if laid_out:
+        if owner_views:
             buffers = list(buffers)
-            for index, (shape, stride, offset) in laid_out:
+            for index, (shape, stride, offset) in owner_views:
                 buffers[index] = transfer.reinterpret(buffers[index], shape, stride, offset)
         return [make(buffers, tensors) for make in makers]
 
-    if len(makers) == len(places):
+    if len(makers) == len(maker_of_output):
         return assemble
 
-    def repeat(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        made = assemble(buffers, tensors)
-        return [made[place] for place in places]
+    def assemble_repeated(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        distinct = assemble(buffers, tensors)
+        return [distinct[index] for index in maker_of_output]
 
-    return repeat
+    return assemble_repeated
 
 
 class NativeBinding:
-    """See `protocol.Binding`. Owns the aliases of the tensors of its last call.
+    """See `protocol.Binding`. It keeps the aliases of its last call's tensors (see `Arguments`).
 
-    On a GPU, XLA's stream waits for torch's before a program, and torch's current stream waits for XLA's after it; the host waits only if
-    `waits` is set (see `AtenGraph`) and the program has checks.
+    On a GPU, XLA's stream waits for torch's before a program, and torch's current stream waits for XLA's after it. The host waits only if
+    `waits_for_checks` is set (see `AtenGraph`) and the program has checks.
+
+    Args:
+        arguments: Imports the program's arguments.
+        positions: The positions of a call's tensors among the graph's inputs: the program's arguments, then inputs that only outputs alias.
+        outputs: Assembles the graph's outputs (see `assembler`).
+        device: The device, for torch and for JAX.
+        draws_random: True if the program draws random numbers, so that each call needs a new seed.
+        waits_for_checks: See `AtenGraph`.
     """
 
     donates_inputs = False
@@ -314,42 +335,42 @@ class NativeBinding:
         arguments: Arguments,
         positions: Sequence[int],
         outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
-        place: GraphDevice,
+        device: GraphDevice,
         draws_random: bool,
-        waits: bool = False,
+        waits_for_checks: bool = False,
     ) -> None:
         self.arguments = arguments
         self.positions = list(positions)
         self.outputs = outputs
-        self._place = place
-        self._on_gpu = place.device.type == "cuda"
-        self._draws_random, self._waits = draws_random, waits
+        self._device = device
+        self._on_gpu = device.torch_device.type == "cuda"
+        self._draws_random, self._waits_for_checks = draws_random, waits_for_checks
         self._exporters: list[Callable[[jax.Array], torch.Tensor]] | None = None
         self._count = len(arguments.parameters)
         self._takes_all = self.positions == list(range(len(self.positions)))
         if not draws_random and not self._on_gpu and len(self.positions) == self._count:
-            self.arrays = arguments.arrays  # type: ignore[method-assign]  # nothing else is to be done at each call
+            self.arrays = arguments.arrays  # type: ignore[method-assign]  # one Python call less: the method would only forward
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
-        everything = self._takes_all and len(args) == len(self.positions)
-        tensors = args.copy() if everything else [args[position] for position in self.positions]
+        takes_all = self._takes_all and len(args) == len(self.positions)
+        tensors = args.copy() if takes_all else [args[position] for position in self.positions]
         args.clear()
         return tensors
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         if self._on_gpu:
-            late_checks.raise_if_failed(self._place.device)
+            late_checks.raise_if_failed(self._device.torch_device)
         arrays = self.arguments.arrays(tensors if len(tensors) == self._count else tensors[: self._count])
         if not self._draws_random and not self._on_gpu:
             return arrays
-        seed = seeds.seed(self._place.device) if self._draws_random else _no_seed(self._place.device)
-        # The seed is imported last, so that it also waits for the copies that torch has made of other arguments.
-        stream = self._streams.before() if self._on_gpu else None
-        return (transfer.import_tensor(seed, self._place.jax_device, stream), *arrays)
+        seed = seeds.seed(self._device.torch_device) if self._draws_random else _unused_seed(self._device.torch_device)
+        # The seed is imported after the other arguments, so that the program also waits for torch's copies of these.
+        stream = self._streams.stream_for_import() if self._on_gpu else None
+        return (transfer.import_tensor(seed, self._device.jax_device, stream), *arrays)
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._on_gpu:
-            stream = self._streams.after()
+            stream = self._streams.stream_for_export()
             return [transfer.export_array(result, stream) for result in results]
         if self._exporters is None:
             self._exporters = self._make_exporters(results)
@@ -358,44 +379,44 @@ class NativeBinding:
         return [export(result) for export, result in zip(self._exporters, results, strict=True)]
 
     def _make_exporters(self, results: Sequence[jax.Array]) -> list[Callable[[jax.Array], torch.Tensor]]:
-        """Returns a function for each result that converts it to a tensor.
+        """Returns, for each result, a function that converts it to a tensor.
 
-        Results of JAX's own client may not be computed yet, so those functions do not copy.
+        A result on JAX's own client may not be computed yet, so it is not copied.
         """
-        if not clients.is_own(self._place.jax_device):
+        if not clients.is_own(self._device.jax_device):
             return [transfer.export_array for _ in results]
         return [exporter(transfer.export_array(result)) for result in results]
 
-    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
+    def abandon(self, out_of_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         if not self._on_gpu:
             return False
-        self._streams.settle()
-        return for_memory and streams.give_back_memory(self._place.device)
+        self._streams.wait_until_idle()
+        return out_of_memory and streams.give_back_memory(self._device.torch_device)
 
     def report(self, code: torch.Tensor, checks: late_checks.Checks, name: str) -> None:
-        if self._on_gpu and not self._waits:
-            late_checks.of(self._place.device).add(code, checks, name)
+        if self._on_gpu and not self._waits_for_checks:
+            late_checks.of(self._device.torch_device).add(code, checks, name)
         elif (error := late_checks.failure(int(code), checks)) is not None:
             raise error
 
     @functools.cached_property
     def _streams(self) -> streams.Streams:
-        return streams.of(self._place.device, self._place.jax_device)
+        return streams.of(self._device.torch_device, self._device.jax_device)
 
 
-def key_of(seed: jax.Array) -> jax.Array:
-    """In a program: returns the key that its first argument, the seed, represents. For programs that draw random numbers."""
+def random_key(seed: jax.Array) -> jax.Array:
+    """Under jit: converts the seed, which is the program's first argument (int32[2]), to a JAX random key."""
     return jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
 
 
 @functools.cache
-def _no_seed(device: torch.device) -> torch.Tensor:
-    """Returns the first argument of a GPU program that draws no random numbers."""
+def _unused_seed(device: torch.device) -> torch.Tensor:
+    """Returns the seed argument of a GPU program that draws no random numbers."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
-def _ordered(spec: TensorSpec, order: Order | None) -> Layout:
-    """Returns the dense layout of a tensor with its dimensions in this memory order, row-major by default."""
+def _dense_layout(spec: TensorSpec, order: Order | None) -> Layout:
+    """Returns the dense layout of a tensor with its dimensions in this memory order; row-major if the order is None."""
     return Layout.ordered(spec.shape, order or tuple(range(len(spec.shape))))
 
 
@@ -403,49 +424,52 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _as_given(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
-    """Returns the spec of a backward graph's input with the strides that the tensor has: a tensor saved by the forward program may differ
-    in them.
+def _with_strides_of(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
+    """Returns the spec of a backward graph's input with the strides of the tensor that is passed for it.
+
+    The strides differ if the forward program has chosen another memory order for a saved tensor. If the tensor or the spec is not
+    non-overlapping and dense, the spec is returned unchanged.
     """
-    given = tensor.stride()
-    both = Layout.of(spec.shape, spec.stride), Layout.of(spec.shape, given)
-    return dataclasses.replace(spec, stride=given) if all(layout.is_whole for layout in both) else spec
+    layouts = Layout.of(spec.shape, spec.stride), Layout.of(spec.shape, tensor.stride())
+    is_dense = all(layout.is_non_overlapping_and_dense for layout in layouts)
+    return dataclasses.replace(spec, stride=tensor.stride()) if is_dense else spec
 
 
 class _BufferView:
-    """The tensor that torch makes of a buffer: contiguous, packed, or with its owner's shape and strides.
+    """The shape and strides in which the outputs see a buffer: those of its owner (see `_owners`), or contiguous.
 
     Attributes:
         count: The number of the buffer's elements.
         dtype: The buffer's dtype.
-        laid_out: The owner's shape, stride and offset, if they differ from the buffer's; else None.
+        owner_view: The owner's shape, strides and offset, if they differ from those of the exported result; else None.
     """
 
     def __init__(self, buffer: Buffer, owner: FromBuffer | None) -> None:
         self.count = math.prod(buffer.shape)
         self.dtype = buffer.spec.dtype
-        is_given = owner is None or _is_whole(owner, buffer)
-        self.laid_out = None if owner is None or is_given else (owner.shape, owner.stride, owner.offset)
+        is_as_exported = owner is None or _is_as_exported(owner, buffer)
+        self.owner_view = None if owner is None or is_as_exported else (owner.shape, owner.stride, owner.offset)
 
 
 def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[Buffer]) -> dict[int, FromBuffer]:
-    """Returns, for each buffer by index, the output that is the buffer's own tensor.
+    """Returns the owner of each buffer, by the buffer's index. A buffer may have no owner.
 
-    The other outputs in the buffer are views of that tensor, and autograd does not see that tensor as a view. It is the tensor that the
-    graph created first, at whatever position among the outputs; if there is none, the first output that covers the whole buffer.
+    The *owner* is the output that autograd does not see as a view; the other outputs in the buffer are views of the owner. The owner is the
+    output of the node whose value the buffer holds, at whatever position among the outputs. If that node is not an output, the owner is the
+    first output that covers the whole buffer.
     """
     owners: dict[int, FromBuffer] = {}
     pairs = [(node, output) for node, output in zip(nodes, outputs, strict=True) if isinstance(output, FromBuffer)]
-    plain = [(node, output, buffers[output.buffer]) for node, output in pairs if not output.is_conj and not output.is_neg]
-    first = [output for node, output, buffer in plain if node is buffer.node]
-    whole = [output for _, output, buffer in plain if output.dtype == buffer.spec.dtype and _is_whole(output, buffer)]
+    without_bits = [(node, output, buffers[output.buffer]) for node, output in pairs if not output.is_conj and not output.is_neg]
+    first = [output for node, output, buffer in without_bits if node is buffer.node]
+    whole = [output for _, output, buffer in without_bits if output.dtype == buffer.spec.dtype and _is_as_exported(output, buffer)]
     for output in (*first, *whole):
         owners.setdefault(output.buffer, output)
     return owners
 
 
-def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Returns the tensor, or, if its strides are not those of the trace (as for some gradients), a copy with the strides of the trace."""
+def _with_spec_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Returns the tensor itself if it has the strides of the spec, else a copy with these strides. Some gradients have other strides."""
     if tensor.stride() == spec.stride or Layout.of(tuple(tensor.shape), tensor.stride()) == Layout.of(spec.shape, spec.stride):
         return tensor
     metrics.add("input_copies")
@@ -459,94 +483,103 @@ def _maker(
     numbers: dict[torch.fx.Node, Any],
     specs: dict[int, TensorSpec],
     device: torch.device,
-    is_itself: bool,
+    is_owner: bool,
     shared: Phase | None,
-    may_differ: bool,
+    strides_may_differ: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
-    """Returns the function that creates one output.
+    """Returns a function that creates one output from the program's results, as packed tensors, and the input tensors.
 
     Args:
-        is_itself, shared: See `_buffer_maker`.
-        may_differ: True if inputs may have other strides than in the graph, as saved tensors may.
+        output: The plan of the output.
+        buffers: The views of the program's results.
+        index_of: The index of an input among the input tensors, by position.
+        numbers: The values of nodes that are returned as numbers.
+        specs: The specs of the inputs, by position.
+        device: The graph's device.
+        is_owner, shared: See `_buffer_maker`.
+        strides_may_differ: True if inputs may have other strides than in the graph, as saved tensors may.
     """
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
     if isinstance(output, Empty):
         spec, is_conj, is_neg = output.spec, output.is_conj, output.is_neg
-        return lambda _, __: _flagged(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device), is_conj, is_neg)
+        return lambda _, __: _with_bits(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device), is_conj, is_neg)
     if isinstance(output, FromInput):
         index = index_of[output.position]
         source = specs[output.position]
-        is_apart = may_differ or output.apart
-        if output.whole and may_differ:
-            return lambda _, tensors: _laid_out(tensors[index], source)
-        if output.whole:
+        is_detached = strides_may_differ or output.detached
+        if output.is_input and strides_may_differ:
+            return lambda _, tensors: _with_spec_strides(tensors[index], source)
+        if output.is_input:
             return lambda _, tensors: tensors[index]
         shape, stride, offset = output.shape, output.stride, output.offset
         is_conj, is_neg, dtype = output.is_conj, output.is_neg, output.dtype
 
         def view(_: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-            base = _unflagged(_laid_out(tensors[index], source))
+            base = _without_bits(_with_spec_strides(tensors[index], source))
             if base.dtype != dtype:
-                return _flagged(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
-            if is_apart:
-                return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
-            # A view to autograd as well, which otherwise would not see that a write to one is a write to the other.
-            return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
+                return _with_bits(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
+            if is_detached:
+                return _with_bits(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
+            # A view to autograd, too: otherwise autograd would not see that a write to the output is a write to the input.
+            return _with_bits(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
 
         return view
-    make = _buffer_maker(output, buffers[output.buffer], is_itself, shared)
+    make = _buffer_maker(output, buffers[output.buffer], is_owner, shared)
     if output.device.type == device.type:
         return make
     return lambda results, tensors: make(results, tensors).to(output.device)
 
 
-def _is_whole(output: FromBuffer, buffer: Buffer) -> bool:
-    """True if an output has the shape and strides of the buffer as the program returns it."""
+def _is_as_exported(output: FromBuffer, buffer: Buffer) -> bool:
+    """True if an output has the shape and strides that the buffer has when it is exported."""
     is_packed = not buffer.scattered and buffer.layout.is_row_major
-    # DLPack's strides are row-major; eager mode's may differ in dimensions of size 1.
-    given = buffer.spec.shape, row_major(buffer.spec.shape)
-    return is_packed and given == (output.shape, output.stride) and output.offset == 0
+    # The strides of an exported result are row-major. Eager mode's strides may differ in dimensions of size 1.
+    exported = buffer.spec.shape, row_major(buffer.spec.shape)
+    return is_packed and exported == (output.shape, output.stride) and output.offset == 0
 
 
 def _buffer_maker(
-    output: FromBuffer, view: _BufferView, is_itself: bool, shared: Phase | None
+    output: FromBuffer, view: _BufferView, is_owner: bool, shared: Phase | None
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
-    """Returns the function that creates an output in a buffer.
+    """Returns a function that creates an output in a buffer.
 
     Args:
-        is_itself: True if the output is the buffer's own tensor (`_owners`); others are further tensors on the same memory.
-        shared: The graph's phase if several outputs are in that memory, so that autograd must see a write to one as a write to all; else
-            None. Autograd treats outputs of a forward graph as views of one another only where AOTAutograd declares them so.
+        output: The plan of the output.
+        view: The shape and strides of the buffer's owner.
+        is_owner: True if the output is the buffer's owner (see `_owners`). Other outputs are further tensors on the same memory.
+        shared: The graph's phase if several outputs are in the buffer, else None. If they share it, autograd must see a write to one output
+            as a write to all. In a forward graph, each output has its own base, because AOTAutograd itself declares which outputs are views
+            of one another.
     """
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
-    if is_itself:
+    if is_owner:
         return lambda buffers, _: buffers[index]
-    start = view.laid_out[2] if view.laid_out is not None else 0
+    owner_offset = view.owner_view[2] if view.owner_view is not None else 0
 
     def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:
         base = buffers[index]
         base = base.detach() if shared == "forward" else base
-        is_view, skipped = True, start
+        is_view, base_offset = True, owner_offset
         if base.dtype != dtype:
-            if view.laid_out is not None:
-                base, skipped = base.as_strided((view.count,), (1,), base.storage_offset() - start), 0
+            if view.owner_view is not None:
+                base, base_offset = base.as_strided((view.count,), (1,), base.storage_offset() - owner_offset), 0
             base, is_view = _viewed_as(base, dtype)
         if shared is None:
-            return _flagged(transfer.reinterpret(base, shape, stride, offset - skipped), output.is_conj, output.is_neg)
-        made = base.as_strided(shape, stride, base.storage_offset() + offset - skipped)
-        return _flagged(made if is_view else made.detach(), output.is_conj, output.is_neg)
+            return _with_bits(transfer.reinterpret(base, shape, stride, offset - base_offset), output.is_conj, output.is_neg)
+        tensor = base.as_strided(shape, stride, base.storage_offset() + offset - base_offset)
+        return _with_bits(tensor if is_view else tensor.detach(), output.is_conj, output.is_neg)
 
     return make
 
 
 def _viewed_as(base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
-    """Returns a contiguous tensor reinterpreted in another dtype, and True if autograd sees a view, as it does between real and complex
-    numbers.
+    """Returns a contiguous tensor reinterpreted in another dtype, and True if autograd sees the result as a view.
 
-    AOTAutograd regenerates aliases of a mutated input by replaying the chain of views of the tensor returned here, with the input as the
-    first tensor of the chain. So that first tensor must have the input's dtype, or there must be no chain.
+    It does between real and complex numbers, and must not between other dtypes. AOTAutograd regenerates an alias of a mutated input by
+    replaying the alias's chain of views on the input. So the first tensor of the chain must have the input's dtype, or there must be no
+    chain.
     """
     if base.is_complex() and dtype == base.dtype.to_real():
         return torch.view_as_real(base), True
@@ -555,12 +588,13 @@ def _viewed_as(base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bo
     return base.view(-1).view(dtype), False
 
 
-def _flagged(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+def _with_bits(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    """Returns a view of the tensor with torch's conjugate and negative bits toggled where requested. The memory is unchanged."""
     tensor = torch._conj(tensor) if is_conj else tensor
     return torch._neg_view(tensor) if is_neg else tensor
 
 
-def _unflagged(tensor: torch.Tensor) -> torch.Tensor:
+def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor as it is in memory, without conjugate and negative bits."""
     tensor = torch._conj(tensor) if tensor.is_conj() else tensor
     return torch._neg_view(tensor) if tensor.is_neg() else tensor

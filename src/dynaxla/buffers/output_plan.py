@@ -1,4 +1,7 @@
-"""The plan of a graph's outputs: the input or buffer whose memory each output uses, and the buffers that the program must return."""
+"""The plan of a graph's outputs: the input or buffer in whose memory each output is, and the buffers that the program must return.
+
+A *buffer* is one result of the program. Several outputs may be in one buffer, as views of one tensor are.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,14 @@ class FromInput:
     """An output in the memory of an input.
 
     Attributes:
-        position: The input's position.
-        shape, stride: The output's sizes and strides.
+        position: The input's position among the graph's inputs.
+        shape, stride: The output's shape and strides.
         offset: The distance from the input's first element to the output's first element, in elements of `dtype`.
         dtype: The output's dtype.
-        whole: The output is the input tensor itself.
-        is_conj, is_neg: The output's value is the conjugate, or the negative, of the memory's content.
-        apart: To autograd, the output is not a view of the input.
+        is_input: True if the output is the input tensor itself.
+        is_conj, is_neg: torch's conjugate and negative bits of the output: True if the output's value is the conjugate, or the negative,
+            of the memory's content.
+        detached: True if autograd must not treat the output as a view of the input.
     """
 
     position: int
@@ -52,10 +56,10 @@ class FromInput:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
-    whole: bool
+    is_input: bool
     is_conj: bool = False
     is_neg: bool = False
-    apart: bool = False
+    detached: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class FromBuffer:
 
     Attributes:
         buffer: The buffer's index.
-        shape, stride: The output's sizes and strides.
+        shape, stride: The output's shape and strides.
         offset: The offset of the output's first element in the buffer, in elements of `dtype`.
         dtype: The output's dtype.
         device: The output's device in eager mode. A rank-0 tensor may be on the CPU although the graph is on another device.
@@ -83,7 +87,12 @@ class FromBuffer:
 
 @dataclass(frozen=True)
 class Empty:
-    """An output without elements, which is created without XLA."""
+    """An output without elements, which torch creates.
+
+    Attributes:
+        spec: The output's metadata.
+        is_conj, is_neg: As in `FromInput`.
+    """
 
     spec: TensorSpec
     is_conj: bool = False
@@ -98,11 +107,12 @@ class Buffer:
     """One result of the program: the distinct elements of a node's value, in memory order.
 
     Attributes:
-        node: The node.
-        spec: The node's metadata.
+        node: The node whose value is in the buffer.
+        spec: The metadata of the node's value.
         layout: The layout of the distinct elements of the node's value.
-        scattered: The buffer is the node's whole storage, with zeros in gaps.
-        is_conj, is_neg: Memory holds the conjugate, or the negative, of the node's value.
+        scattered: True if the buffer is the whole storage of the node's value, with zeros in the gaps between its elements. False if the
+            buffer is the packed array (see `Layout`).
+        is_conj, is_neg: The conjugate and negative bits of the node's value: True if memory holds its conjugate, or its negative.
         offset: If scattered, the number of elements of the storage in front of the first element of the node's value.
     """
 
@@ -116,14 +126,15 @@ class Buffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the program's result."""
         if self.scattered:
             return (self.offset + storage_extent(self.spec.shape, self.spec.stride),)
         return self.layout.packed_shape
 
     def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Like `pack`, for a value that torch has computed.
+        """Converts the node's value, computed by torch, to this buffer.
 
-        Returns a contiguous tensor, which may be the value itself or alias its memory.
+        Returns: a contiguous tensor, which may be the value itself or alias its memory.
         """
         tensor = tensor.conj() if self.is_conj else tensor
         tensor = tensor.resolve_conj() if tensor.is_conj() else tensor
@@ -139,7 +150,7 @@ class Buffer:
         return flat
 
     def pack(self, array: jax.Array) -> jax.Array:
-        """In a program: converts the node's value to this buffer."""
+        """Under jit: converts the node's value to this buffer."""
         array = lax.conj(array) if self.is_conj else array
         array = lax.neg(array) if self.is_neg else array
         if not self.scattered:
@@ -153,14 +164,14 @@ class Buffer:
 
 
 class Storages:
-    """The storages of a graph's values in eager mode, for all sizes of a dynamic graph.
+    """The storages that a graph's values have in eager mode. They are the same for all sizes of a dynamic graph.
 
     Attributes:
-        of: The id of the storage of each output.
-        inputs: The position of the first input in a storage, by the storage's id.
-        makers: The first node in a storage that is not an input, by the storage's id.
-        sharing: The outputs in a storage, by the storage's id.
-        candidates: The nodes that `plan_outputs` may turn into buffers, and the outputs that are not tensors.
+        of_output: The id of the storage of each output that is a tensor.
+        inputs: By a storage's id, the position of the first input in that storage.
+        first_nodes: By a storage's id, the first node in that storage that is not an input.
+        outputs_in: By a storage's id, the outputs in that storage.
+        candidates: The nodes whose values `plan_outputs` may choose as buffers for some sizes, and the outputs that are numbers.
 
     Raises:
         UnsupportedTensor: XLA cannot hold an output.
@@ -168,21 +179,21 @@ class Storages:
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.inputs: dict[int, int] = {}
-        self.makers: dict[int, Node] = {}
+        self.first_nodes: dict[int, Node] = {}
         for position, node in enumerate(graph.find_nodes(op="placeholder")):
             if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].layout == torch.strided:
                 self.inputs.setdefault(storage_of(node), position)
         for node in graph.nodes:
             if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
-                self.makers.setdefault(storage_of(node), node)
+                self.first_nodes.setdefault(storage_of(node), node)
         outputs: Any = graph.output_node().args[0]
         nodes = [node for node in outputs if isinstance(node, Node)]
-        self.of = {node: storage_of(node) for node in nodes if isinstance(node.meta["val"], torch.Tensor)}
-        self.sharing: dict[int, set[Node]] = {}
-        for node, storage in self.of.items():
+        self.of_output = {node: storage_of(node) for node in nodes if isinstance(node.meta["val"], torch.Tensor)}
+        self.outputs_in: dict[int, set[Node]] = {}
+        for node, storage in self.of_output.items():
             check_tensor(node.meta["val"], "an output")
-            self.sharing.setdefault(storage, set()).add(node)
-        self.candidates = list(dict.fromkeys([*nodes, *(self.makers.get(storage, node) for node, storage in self.of.items())]))
+            self.outputs_in.setdefault(storage, set()).add(node)
+        self.candidates = list(dict.fromkeys([*nodes, *(self.first_nodes.get(storage, node) for node, storage in self.of_output.items())]))
 
 
 def plan_outputs(
@@ -190,8 +201,16 @@ def plan_outputs(
 ) -> tuple[list[Output], list[Buffer]]:
     """Assigns each output of a graph to memory.
 
-    Outputs that share a storage in eager mode share memory: that of an input, or the buffer of the storage's first node. An output without
-    gaps that is the only output in its storage becomes a buffer of its own.
+    Outputs that share a storage in eager mode share memory here, too: the memory of an input, or one buffer, which is the value of the
+    first node in that storage. An output that is the only one in its storage, and has no gaps, becomes a buffer of its own.
+
+    Args:
+        placeholders: The graph's inputs.
+        outputs: The graph's outputs: nodes, or constants.
+        storages: The graph's storages.
+        symbols: The values of the graph's size symbols.
+
+    Returns: the plan of each output, and the buffers.
     """
     positions = {node: position for position, node in enumerate(placeholders)}
     is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
@@ -215,7 +234,7 @@ def plan_outputs(
             return Constant(node)
         spec = symbols.spec(value)
         flags = {"is_conj": value.is_conj(), "is_neg": value.is_neg()}
-        storage = storages.of[node]
+        storage = storages.of_output[node]
         shared = storages.inputs.get(storage)
         if shared is not None:
             source = placeholders[shared].meta["val"]
@@ -224,21 +243,23 @@ def plan_outputs(
             start = symbols.spec(source).offset * source.element_size()
             if start % value.element_size() == 0:
                 offset = spec.offset - start // value.element_size()
-                apart = is_undeclared_view(node)
-                return FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, apart=apart, **flags)
+                is_detached = is_undeclared_view(node)
+                return FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, detached=is_detached, **flags)
         if 0 in spec.shape:
             return Empty(spec, **flags)
-        maker = storages.makers.get(storage, node)
+        first = storages.first_nodes.get(storage, node)
         layout = Layout.of(spec.shape, spec.stride)
-        alone = len(storages.sharing[storage]) == 1 and layout.dense
-        made = symbols.spec(maker.meta["val"])
-        lost = _lost_offset(maker, symbols) if is_dynamic else 0
-        if shared is not None or (maker is node and not made.offset + lost) or (alone and not any(flags.values())) or 0 in made.shape:
+        is_alone = len(storages.outputs_in[storage]) == 1 and layout.dense
+        first_spec = symbols.spec(first.meta["val"])
+        lost = _lost_offset(first, symbols) if is_dynamic else 0
+        is_first = first is node and not first_spec.offset + lost
+        if shared is not None or is_first or (is_alone and not any(flags.values())) or 0 in first_spec.shape:
             return FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags)
-        # AOTAutograd regenerates aliases of a mutated input with the storage offsets of these outputs, so the offsets must be right.
-        offset = made.offset + lost if len(storages.sharing[storage]) > 1 else 0
-        start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
-        return FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags)
+        # AOTAutograd regenerates aliases of a mutated input with the storage offsets of these outputs, so the offsets must be those of
+        # eager mode.
+        offset = first_spec.offset + lost if len(storages.outputs_in[storage]) > 1 else 0
+        start = spec.offset + (offset - first_spec.offset) * first_spec.dtype.itemsize // spec.dtype.itemsize
+        return FromBuffer(buffer(first, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags)
 
     return [memory_of(node) for node in outputs], buffers
 
@@ -252,9 +273,9 @@ _SAVED_DESCRIPTORS = tuple(
 
 
 def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node: Node) -> list[int]:
-    """Returns the indices of the buffers that are only read as tensors saved for the backward graph, each tensor being the whole buffer.
+    """Returns the indices of the buffers in which all outputs are whole buffers that AOTAutograd saves for the backward graph.
 
-    The strides of such a tensor are free, because only the backward graph reads the tensor.
+    The memory order of such a buffer is free, because only the backward graph reads it.
     """
     descriptions = output_node.meta.get("desc") or [None] * len(outputs)
     fixed = set()
@@ -263,9 +284,10 @@ def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node
             continue
         buffer = buffers[output.buffer]
         spec = buffer.spec
-        same = (output.shape, output.stride, output.dtype, output.offset) == (spec.shape, spec.stride, spec.dtype, 0)
-        flags = output.is_conj or output.is_neg or buffer.is_conj or buffer.is_neg
-        if not isinstance(description, _SAVED_DESCRIPTORS) or not same or flags or buffer.scattered or not buffer.layout.is_whole:
+        is_all = (output.shape, output.stride, output.dtype, output.offset) == (spec.shape, spec.stride, spec.dtype, 0)
+        has_bits = output.is_conj or output.is_neg or buffer.is_conj or buffer.is_neg
+        is_dense = not buffer.scattered and buffer.layout.is_non_overlapping_and_dense
+        if not isinstance(description, _SAVED_DESCRIPTORS) or not is_all or has_bits or not is_dense:
             fixed.add(output.buffer)
     return [index for index in range(len(buffers)) if index not in fixed]
 
@@ -274,18 +296,19 @@ _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diago
 
 
 def _lost_offset(node: Node, symbols: SymbolValues) -> int:
-    """Returns the storage offset that a node's value has in eager mode, less the storage offset of the fake value.
+    """Returns the storage offset of a node's value in eager mode minus the storage offset of its fake value.
 
-    In eager mode a scatter op copies its operand with the operand's strides and storage offset; the fake result starts at 0. Without
-    symbolic sizes the offset does not matter, since AOTAutograd then calls the view ops again to make aliases.
+    The difference is 0 except for scatter ops. In eager mode a scatter op copies its operand with the operand's strides and storage offset,
+    but its fake result starts at 0. Without symbolic sizes the offset does not matter, since AOTAutograd then calls the view ops again to
+    create aliases.
 
     Source: ATen clone_preserve_strides.
     """
     if node.target not in _SCATTERS or not isinstance(node.args[0], Node):
         return 0
     spec, source = symbols.spec(node.meta["val"]), symbols.spec(node.args[0].meta["val"])
-    origin = node.args[0]
-    while (source_node := view_source(origin)) is not None:
-        origin = source_node
+    base = node.args[0]
+    while (source_node := view_source(base)) is not None:
+        base = source_node
     is_expanded = any(step == 0 and size > 1 for step, size in zip(source.stride, source.shape, strict=True))
-    return 0 if is_expanded else source.offset + _lost_offset(origin, symbols) - spec.offset
+    return 0 if is_expanded else source.offset + _lost_offset(base, symbols) - spec.offset

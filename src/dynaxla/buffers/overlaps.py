@@ -1,7 +1,7 @@
 """Detects inputs that share elements with an input that the graph writes to.
 
-AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call. A write to one view then changes the others.
-Two cases need more:
+AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call. A write to one view then changes the other
+views. This is not enough in two cases:
 
 - AOTAutograd misses some overlaps. It assumes that tensors with different storages share nothing. With torch 2.13 it also misses the
   overlap of a matrix and a block of it: `compute_overlapping_tensors([m[1:, :2], m])` is empty.
@@ -25,68 +25,71 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..runtime import private
 from ..runtime.layout import ORDINARY
-from .addresses import addresses, bytes_behind, extent
+from .addresses import addresses, byte_distance, extent
 
 # Elements are compared one by one in tensors of at most this many elements. Larger tensors with overlapping extents count as overlapping.
 _MAX_COMPARED_ELEMENTS = 1 << 20
-# The maximum number of pairs of tensors for which `AliasGuard` remembers whether they share elements. If inputs are rows of a ring buffer,
-# each distance between two rows is a pair of its own.
+# An `AliasGuard` remembers at most this many answers of `share_elements`. If inputs are rows of a ring buffer, each distance between two
+# rows needs an answer of its own.
 _MAX_CACHED_PAIRS = 1024
-# If at most this many tensors have new addresses, a check first compares only these with the other tensors, by extents.
+# If at most this many tensors have new addresses, `AliasGuard.check` compares only their extents with those of the other tensors first.
 _MAX_MOVED = 4
-# The result of `AliasGuard._find_overlaps` if no tensors share elements with a written tensor.
+# The result of `AliasGuard._find_overlaps` if no tensor shares elements with a written tensor.
 _NO_OVERLAP: Any = ([], [])
 
 
 def undetected_overlaps(inputs: Sequence[Any]) -> set[int]:
-    """Returns the positions of the inputs that share elements with another input, where AOTAutograd does not detect the overlap."""
+    """Returns the positions of the inputs that share elements with another input, if AOTAutograd does not detect this."""
     positions: set[int] = set()
-    for one, other in _overlapping_extents({position: item for position, item in enumerate(inputs) if _is_plain(item)}):
-        if not _aot_autograd_detects(inputs[one], inputs[other]) and share_elements(inputs[one], inputs[other]):
-            positions |= {one, other}
+    for first, second in _overlapping_extents({position: item for position, item in enumerate(inputs) if _is_ordinary(item)}):
+        if not _aot_autograd_detects(inputs[first], inputs[second]) and share_elements(inputs[first], inputs[second]):
+            positions |= {first, second}
     return positions
 
 
 def internally_overlapping(inputs: Sequence[Any]) -> set[int]:
     """Returns the positions of the inputs that have two elements at the same address."""
-    return {position for position, item in enumerate(inputs) if _is_plain(item) and has_internal_overlap(item)}
+    return {position for position, item in enumerate(inputs) if _is_ordinary(item) and has_internal_overlap(item)}
 
 
-def _aot_autograd_detects(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if private.storage_id(one) != private.storage_id(other):
+def _aot_autograd_detects(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """True if AOTAutograd treats two tensors with overlapping extents as tensors that share elements."""
+    if private.storage_id(first) != private.storage_id(second):
         return False
-    return private.overlapping is None or bool(private.overlapping([one, other], symbolic=False))
+    return private.overlapping is None or bool(private.overlapping([first, second], symbolic=False))
 
 
-def _is_plain(item: Any) -> bool:
+def _is_ordinary(item: Any) -> bool:
+    """True for a strided tensor of an ordinary class, not a subclass with its own semantics."""
     return type(item) in ORDINARY and item.layout == torch.strided
 
 
 def _overlapping_extents(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, int]]:
     """Yields the keys of each pair of tensors whose extents overlap, the smaller key first."""
-    open_extents: list[tuple[int, int]] = []  # the end and the key of each extent that reaches beyond the current start
+    open_extents: list[tuple[int, int]] = []  # (end, key) of each earlier extent that ends after the current start
     for start, end, key in sorted((*extent(tensor), key) for key, tensor in tensors.items() if tensor.numel()):
-        open_extents = [(last, other) for last, other in open_extents if last > start]
-        yield from ((min(key, other), max(key, other)) for _, other in open_extents)
+        open_extents = [(earlier_end, earlier_key) for earlier_end, earlier_key in open_extents if earlier_end > start]
+        yield from ((min(key, earlier_key), max(key, earlier_key)) for _, earlier_key in open_extents)
         open_extents.append((end, key))
 
 
 class AliasGuard:
-    """A guard on overlapping inputs: on the pairs of inputs that share elements with a written input, and on their storage offsets.
+    """A guard on overlaps of inputs: on the pairs of inputs that share elements, if the graph writes to one or both of them.
 
-    Thread-safe. A check takes about 50 ns per tensor if at most `_MAX_MOVED` tensors have new addresses since the last call.
+    The guard holds if the same pairs share elements as in the traced call, at the same storage offsets. Thread-safe. A check takes about
+    50 ns per tensor if at most `_MAX_MOVED` tensors have new addresses since the last call.
 
     Args:
         inputs: The inputs of the call for which the graph was traced.
         written: The positions of the inputs that the graph writes to.
-        parameters: The positions of parameters and buffers. The guard ignores those that the graph does not write to: it assumes that they
-            share no elements with written inputs.
+        parameters: The positions of parameters and buffers of modules. The guard assumes that a parameter which the graph does not write to
+            shares no elements with written inputs.
         static: True if all sizes are the same at every call.
     """
 
     def __init__(self, inputs: Sequence[Any], written: Collection[int], parameters: Collection[int], static: bool) -> None:
         self._positions = [
-            position for position, item in enumerate(inputs) if _is_plain(item) and (position in written or position not in parameters)
+            position for position, item in enumerate(inputs) if _is_ordinary(item) and (position in written or position not in parameters)
         ]
         self._written = {index for index, position in enumerate(self._positions) if position in written}
         self._static = static
@@ -99,9 +102,9 @@ class AliasGuard:
 
     @property
     def is_needed(self) -> bool:
-        """True if the inputs of a later call may overlap in another way.
+        """True if the inputs of a later call may overlap in another way than the traced inputs.
 
-        That is possible if the graph writes to an input, and there is another input or the written one has dynamic strides.
+        That is possible if the graph writes to an input, and either has another input or has dynamic sizes.
         """
         return bool(self._written) and (len(self._positions) > 1 or not self._static)
 
@@ -109,18 +112,18 @@ class AliasGuard:
     def found_no_overlap(self) -> bool:
         """True if no written input shared elements with another input when the graph was traced.
 
-        Unless `static`, it is also False if a written input had an internal overlap.
+        Also False if `static` is false and a written input overlapped itself.
         """
         return self._traced_overlaps == _NO_OVERLAP
 
     def check(self, inputs: Sequence[Any]) -> bool:
-        """True if these inputs overlap as the traced inputs did. Fake tensors have no memory, so they always pass the check."""
+        """True if these inputs overlap as the traced inputs did. Always true for fake tensors, which have no memory."""
         tensors = self._select(inputs)
         if FakeTensor in map(type, tensors):
             return True
         current = addresses(tensors)
-        # If no tensors overlap, addresses decide. Otherwise a tensor at the same address can have another storage offset or base, which
-        # `_find_overlaps` compares.
+        # Without overlaps, equal addresses mean that nothing has changed. With overlaps, a tensor at the same address can still have
+        # another storage offset or base, which `_find_overlaps` compares.
         if (
             self._static
             and self._traced_overlaps == _NO_OVERLAP
@@ -134,9 +137,12 @@ class AliasGuard:
         return True
 
     def _moved_tensors_are_apart(self, current: list[int]) -> bool:
-        """True if at most `_MAX_MOVED` tensors have new addresses, and these tensors overlap no others.
+        """True if at most `_MAX_MOVED` tensors have new addresses, and the extent of each of them overlaps no other tensor's.
 
         Valid only if no written tensor overlapped another tensor at the last call.
+
+        Args:
+            current: The address of each tensor.
         """
         last = self._last_addresses
         if last is None:
@@ -146,27 +152,29 @@ class AliasGuard:
             return False
         for index in moved:
             start, end = current[index], current[index] + self._extent_bytes[index]
-            if sum(other < end and start < other + size for other, size in zip(current, self._extent_bytes, strict=True)) > 1:
+            # The sum counts the tensor itself, too.
+            if sum(address < end and start < address + size for address, size in zip(current, self._extent_bytes, strict=True)) > 1:
                 return False
         return True
 
     def _find_overlaps(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
         """Returns the pairs of tensors that share elements, and `_memory_position` of each tensor in a pair.
 
-        At least one tensor of a pair is written. Unless `static`, a written tensor with an internal overlap is a pair with itself.
+        The graph writes to at least one tensor of a pair. Unless `static`, a written tensor that overlaps itself forms a pair with itself.
         """
         pairs = sorted(
-            (one, other)
-            for one, other in _overlapping_extents(dict(enumerate(tensors)))
-            if (one in self._written or other in self._written) and self._share(tensors, one, other)
+            (first, second)
+            for first, second in _overlapping_extents(dict(enumerate(tensors)))
+            if (first in self._written or second in self._written) and self._share(tensors, first, second)
         )
         if not self._static:  # for static sizes, TorchDynamo guards the strides
             pairs += [(index, index) for index in sorted(self._written) if has_internal_overlap(tensors[index])]
         return pairs, [(index, *_memory_position(tensors[index])) for index in sorted({index for pair in pairs for index in pair})]
 
-    def _share(self, tensors: Sequence[torch.Tensor], one: int, other: int) -> bool:
-        first, second = tensors[one], tensors[other]
-        key = one, other, bytes_behind(first, second), first.shape, first.stride(), second.shape, second.stride()
+    def _share(self, tensors: Sequence[torch.Tensor], first_index: int, second_index: int) -> bool:
+        """Returns `share_elements` of two tensors, from the cache if possible."""
+        first, second = tensors[first_index], tensors[second_index]
+        key = first_index, second_index, byte_distance(first, second), first.shape, first.stride(), second.shape, second.stride()
         if key not in self._cached_answers:
             if len(self._cached_answers) == _MAX_CACHED_PAIRS:
                 self._cached_answers = {}
@@ -182,9 +190,9 @@ def _selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[An
 
 
 def _memory_position(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns a tensor's storage offset, the size of its storage, and shape, strides and storage offset of its base.
+    """Returns a tensor's storage offset, the size of its storage, and the shape, strides and storage offset of its base.
 
-    AOTAutograd recreates a view from one of the two: its storage or its base.
+    AOTAutograd recreates a view either from its storage or from its base, so the graph depends on all of these.
     """
     base = private.base_of(tensor)
     base_metadata = None if base is None else (base.shape, base.stride(), base.storage_offset())
@@ -200,22 +208,23 @@ def guarded(compiled: Callable[..., Any], fallback: Callable[..., Any], guard: A
     return call
 
 
-def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+def share_elements(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if two tensors with overlapping extents share an element.
 
     Also True without a comparison if the dtypes differ, if the distance is not a whole number of elements, or if one tensor has more than
     `_MAX_COMPARED_ELEMENTS` elements.
     """
-    distance = bytes_behind(one, other)
-    if one.dtype != other.dtype or distance % one.element_size() or max(one.numel(), other.numel()) > _MAX_COMPARED_ELEMENTS:
+    distance = byte_distance(first, second)
+    if first.dtype != second.dtype or distance % first.element_size() or max(first.numel(), second.numel()) > _MAX_COMPARED_ELEMENTS:
         return True
-    return not set(_element_offsets(one, 0)).isdisjoint(_element_offsets(other, distance // one.element_size()))
+    return not set(_element_offsets(first, 0)).isdisjoint(_element_offsets(second, distance // first.element_size()))
 
 
 def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """True if two elements of a tensor have the same address.
 
-    Also True for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose sizes and strides do not exclude it.
+    Also True, without a comparison, for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose sizes and strides do not exclude an
+    overlap.
     """
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
@@ -234,7 +243,7 @@ def has_internal_overlap(tensor: torch.Tensor) -> bool:
 
 
 def _element_offsets(tensor: torch.Tensor, start: int) -> list[int]:
-    """Returns the offset of each element, if the first element has the offset `start`."""
+    """Returns the offset of each element in memory, in elements. The first element has the offset `start`."""
     offsets = np.array(start)
     for size, step in zip(tensor.shape, tensor.stride(), strict=True):
         offsets = offsets[..., None] + np.arange(size) * step

@@ -1,4 +1,7 @@
-"""The interface of a kind of memory (torch's memory, a mesh): it converts the tensors of a call to a program's arrays and back."""
+"""The interfaces that each kind of memory implements: they convert the tensors of a call to a program's arrays, and results to tensors.
+
+The kinds are torch's own memory (native.py) and the arrays of the device "jax" (device/storage_buffers.py), on one device or on a mesh.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ class Binding(Protocol):
     """Converts between tensors and arrays at each call of a compiled program. Thread-safe.
 
     Attributes:
-        donates_inputs: True if the program owns its input arrays until it has run; either `export` or `abandon` must then follow `arrays`.
+        donates_inputs: True if the program may overwrite some of its input arrays. Each call of `arrays` must then be followed by a call of
+            `export` or `abandon`.
     """
 
     donates_inputs: bool = False
@@ -31,28 +35,34 @@ class Binding(Protocol):
         Empties `args`, the list of the graph's inputs.
 
         Raises:
-            LayoutMismatch: See device_kinds.py.
+            LayoutMismatch: The inputs have another layout in their storages than the program expects (device "jax" only).
         """
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
-        """Returns the program's input arrays: aliases of the tensors' memory, or copies. An alias is valid while its tensor lives."""
+        """Returns the program's input arrays: aliases of the tensors' memory, or copies.
+
+        An alias is valid while its tensor lives.
+        """
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns the program's results as tensors that own their memory. Results that are in an input's memory already are left out.
+        """Returns the program's results as tensors that own their memory.
+
+        The new values of donated inputs are not among them: these are stored in the inputs.
 
         Args:
+            results: The arrays that the program returned.
             tensors: The tensors that `take` returned.
         """
 
-    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
-        """Cleans up after a failed call. When this returns, no part of the call reads torch's memory any more.
+    def abandon(self, out_of_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
+        """Cleans up after a failed call. When it returns, XLA no longer reads torch's memory for this call.
 
         Args:
-            for_memory: The call failed because XLA ran out of memory.
+            out_of_memory: True if the call failed because XLA ran out of memory.
             tensors: The tensors that `take` returned.
 
         Returns:
-            True if torch has released its cached memory, so that XLA may have more memory now.
+            True if torch has released its cached memory, so that the call may succeed if it is repeated.
         """
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -64,25 +74,24 @@ class Binding(Protocol):
         """
 
     def report(self, code: torch.Tensor, checks: Checks, name: str) -> None:
-        """Reports the outcome of a program's checks.
+        """Raises the exception of the first check of a program that failed.
+
+        If the outcome is not known without waiting for the device, a later call raises the exception.
 
         Args:
             code: The program's check code, as exported (see `late_checks.failure`).
-            checks: The program's checks.
+            checks: The exception class and message of each check.
             name: The program's name.
-
-        Raises:
-            The exception of the first check that failed. If the outcome is not known without waiting for the device, a later call raises.
         """
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Buffers in which each array is packed by itself, according to its layout.
+class SegmentBuffers:
+    """Buffers of a graph that is compiled as several programs (segments), with the layouts of the arrays between torch and the segments.
 
     Attributes:
         buffers: The buffers. The results have the strides of the graph's outputs.
-        arguments: The layout of each array after the seed, by the array's position among the graph's inputs, in the order of `avals()`.
+        arguments: The layouts of the arguments after the seed, in the order of `avals()`. The keys are positions among the graph's inputs.
     """
 
     buffers: Buffers
@@ -90,69 +99,78 @@ class Plain:
 
 
 class Buffers(Protocol):
-    """The memory of one graph with concrete sizes. Members with a default are capabilities that only some kinds of memory have.
+    """The memory of the inputs and outputs of one graph with concrete sizes.
+
+    Attributes and methods with a default implementation are capabilities that only some kinds of memory have.
 
     Attributes:
         nodes: The nodes whose values the program returns.
         numbers: The nodes that the graph returns as numbers.
-        free: Indices among `nodes` of results whose memory order the program chooses; on a mesh, of results whose shape the program
-            chooses, with the elements in row-major order.
-        open_inputs: The arrays whose memory order the program chooses, as a dict from the array's index among `avals()` to its position
-            among the graph's inputs.
-        orders: The memory orders that `ordered` was called with.
-        donated: Indices among `avals()` of arrays that a program may overwrite. The program's first results are the new values of these
+        free_results: The indices in `nodes` of results whose memory order the program chooses. On a mesh, the program chooses the shape of
+            these results, and their elements are in row-major order.
+        open_inputs: The arrays whose memory order XLA chooses when it compiles the program: a dict from the array's index in `avals()` to
+            its position among the graph's inputs.
+        orders: The memory orders of the free results, as given to `with_result_orders`.
+        donated: The indices in `avals()` of arrays that the program may overwrite. The program's first results are the new values of these
             arrays.
-        where: The sharding of a value that is replicated on all devices of a mesh, if the program runs on one.
-        shardings: On a mesh, the shardings of the program's first results; XLA chooses where an entry is None.
+        replicated: The replicated sharding of the mesh on which the program runs; None on one device.
+        shardings: On a mesh, the shardings of the program's first results. XLA chooses the sharding of a result whose entry is None, and of
+            further results.
     """
 
     nodes: Sequence[Node]
     numbers: Sequence[Node]
-    free: Sequence[int] = ()
+    free_results: Sequence[int] = ()
     open_inputs: Mapping[int, int] = {}
     orders: Mapping[int, tuple[int, ...]] = {}
     donated: Sequence[int] = ()
-    where: NamedSharding | None = None
+    replicated: NamedSharding | None = None
     shardings: Sequence[NamedSharding | None] = ()
 
     @property
     def facts(self) -> Any:
-        """A hashable value that covers all facts that a binding depends on, except the numbers."""
+        """A hashable value. Buffers with equal facts have bindings that differ at most in the graph's numbers."""
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
         """Returns the program's parameters: the seed of the random key, if the program has one, and then the packed arrays."""
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
-        """In a program: returns the function's inputs, and the random key if the function draws random numbers."""
+        """Under jit: converts the program's arguments to the function's inputs.
 
-    def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
-        """In a program: protects inputs from being overwritten after a failed check.
+        Returns: the inputs in their logical shapes, and the random key if the function draws random numbers, else None.
+        """
 
-        Returns the outputs. If a check failed, each output that is written to an input before the host reads the checks is replaced by the
-        old value of this input.
+    def protect_inputs(
+        self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, all_held: int
+    ) -> Sequence[jax.Array]:
+        """Under jit: keeps the old values of inputs if a check has failed.
+
+        Some outputs will be written to inputs before the host has read the check code. In the returned outputs, each of these is the
+        input's old value if a check has failed.
 
         Args:
             outputs: The function's outputs.
             inputs: The function's inputs.
-            code: The check code.
-            right: The check code if no check failed.
+            code: The check code, int32[].
+            all_held: The value of `code` if no check has failed.
         """
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """In a program: returns the program's results.
+        """Under jit: converts the function's outputs to the program's results.
 
         Args:
-            outputs: The function's outputs in their logical shapes. `free` outputs may have their dimensions in any order.
+            outputs: The function's outputs in their logical shapes. Those at the indices `free_results` may have their dimensions in any
+                order.
         """
 
-    def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the tensors that `Binding.export` would return, from values that torch's kernels have computed.
+    def results(self, values: Sequence[Any], no_alias_of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Converts values that torch's kernels have computed to the tensors that `Binding.export` would return for them.
 
         No two results share memory.
 
         Args:
             values: The values of `nodes`, in their order.
-            others: Tensors whose memory no result may share.
+            no_alias_of: Tensors whose memory no result may share: a value in their memory is copied.
 
         Raises:
             RuntimeError: A value has another shape or dtype than the graph's.
@@ -163,23 +181,33 @@ class Buffers(Protocol):
             hint="leave out the option compile='background'",
         )
 
-    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """Returns the same buffers with these memory orders of the free results.
+    def with_result_orders(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
+        """Returns the same buffers, with memory orders for the free results.
 
-        Dimension i in memory is dimension orders[index][i] of the node's value.
+        Args:
+            orders: By index in `nodes`; dimension i in memory is dimension orders[index][i] of the node's value. A missing entry means
+                row-major order.
         """
         return self
 
-    def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """Returns the same buffers for a program that was compiled with these memory orders of `open_inputs`."""
+    def with_input_orders(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
+        """Returns the same buffers for a program in which XLA has chosen the memory orders of the open inputs.
+
+        Args:
+            orders: By index in `avals()`; dimension i in memory is dimension orders[index][i] of the array.
+        """
         return self
 
-    def plain(self) -> Plain | None:
-        """Returns the same buffers for a program that is composed of several programs.
+    def for_segments(self) -> SegmentBuffers | None:
+        """Returns these buffers for a graph that is compiled as several programs.
 
-        None if a result is not the value of one node in memory of its own.
+        None if this is not supported: on a GPU, on the device "jax", or if a result is not simply the packed value of one node.
         """
         return None
 
     def bind(self, numbers: Sequence[Any]) -> Binding:
-        """Returns the binding for a compiled program. `numbers`: the values of `self.numbers`."""
+        """Returns the binding of a compiled program.
+
+        Args:
+            numbers: The values of the nodes in `self.numbers`.
+        """

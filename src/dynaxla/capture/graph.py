@@ -44,7 +44,8 @@ class AtenGraph:
         static: the positions of parameters and buffers among the inputs.
         phase: the pass that the graph computes. Results that a forward program passes only to its backward program may have other strides
             than in the graph.
-        waits: True if a call waits for the outcome of the program's checks even on a GPU, because writes outside of the program follow.
+        waits_for_checks: True if a call waits for the outcome of the program's checks even on a GPU, because writes outside of the program
+            follow.
         open_inputs: the inputs for which XLA chooses the memory order.
         rederived_outputs: the indices of outputs that the caller derives from an input (an input itself or a view of an input). The caller
             reads only the sizes and strides of the graph's own results for these outputs.
@@ -55,7 +56,7 @@ class AtenGraph:
     module: GraphModule
     static: tuple[int, ...] = ()
     phase: Phase = "inference"
-    waits: bool = False
+    waits_for_checks: bool = False
     open_inputs: OpenLayouts = field(default_factory=OpenLayouts)
     rederived_outputs: frozenset[int] = frozenset()
     is_lowered: bool = False

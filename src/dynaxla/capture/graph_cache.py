@@ -104,7 +104,7 @@ class CachedGraph:
             written: the positions of the inputs that the first results are written to.
         """
         text = fingerprint(graph.module)
-        if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits:
+        if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits_for_checks:
             return None
         if list(written_inputs(graph.module.graph).items()) != list(enumerate(written)):
             return None

@@ -34,7 +34,7 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     metrics.add("host_copies")
     layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
-    if not layout.is_whole:
+    if not layout.is_non_overlapping_and_dense:
         tensor = tensor.contiguous()
         layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
     packed = tensor.permute(layout.permutation)

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from ..buffers.device_kinds import LayoutMismatch, Request
+from ..buffers.device_kinds import BufferRequest, LayoutMismatch
 from ..buffers.native import assembler
 from ..buffers.output_plan import Constant, FromInput, Output, plan_outputs
 from ..buffers.protocol import Buffers
@@ -62,12 +62,12 @@ class ViewedStorage(NamedTuple):
     dtype: Any
 
 
-def buffers(request: Request) -> StorageBuffers:
+def buffers(request: BufferRequest) -> StorageBuffers:
     """See `device_kinds.DeviceKind`."""
     return StorageBuffers(request)
 
 
-def signature(args: Sequence[Any]) -> tuple[Any, ...]:
+def layout_signature(args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns for each input its strides, conjugate and negative bits, sharding on a mesh, and `ViewedStorage`.
 
     The entry of an input that is no tensor is None.
@@ -89,7 +89,7 @@ def signature(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(entries)
 
 
-def plans(args: Sequence[Any]) -> tuple[Any, ...]:
+def planned_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
     """See `device_kinds.DeviceKind`."""
     return tuple([_virtual_or_actual_sharding(arg) if storages.is_jax_tensor(arg) else None for arg in args])
 
@@ -103,17 +103,17 @@ def _virtual_or_actual_sharding(tensor: torch.Tensor) -> storages.ShapeAndShardi
     return None, None
 
 
-def blank(binding: Any, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+def outputs_without_values(binding: Any, args: list[Any], result_shardings: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
     """See `device_kinds.DeviceKind`."""
-    return cast("StorageBinding", binding).blank(args, lie)
+    return cast("StorageBinding", binding).outputs_without_values(args, result_shardings)
 
 
-def are_traced(args: Sequence[Any]) -> bool:
+def are_tracers(args: Sequence[Any]) -> bool:
     """See `device_kinds.DeviceKind`."""
     return storages.any_traced_tensor(args)
 
 
-def outlived(error: Exception) -> Exception:
+def escaped_tracer_error(error: Exception) -> Exception:
     """See `device_kinds.DeviceKind`."""
     return storages.escaped_tracer_error(error)
 
@@ -178,10 +178,10 @@ class _Input:
 class StorageBuffers(Buffers):
     """The buffers of a graph whose tensors are on the device. The program may donate arrays, and may run on a mesh."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: BufferRequest) -> None:
         interpreter, symbols, args = request.interpreter, request.symbols, request.args
         placeholders = interpreter.placeholders
-        self._device, self._phase, self._reports_late = request.place, request.phase, request.reports_late
+        self._device, self._phase, self._reports_late = request.device, request.phase, request.reports_late
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
         self.specs: dict[int, TensorSpec] = {
             position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
@@ -196,7 +196,7 @@ class StorageBuffers(Buffers):
             if self._is_written(self._output_nodes[index], position, placeholders)
         }
         self._written: list[tuple[Node, int]] = [(self._output_nodes[index], position) for index, position in targets.items()]
-        input_of_output = {**targets, **self._aliased_inputs(request.rederived_outputs - targets.keys(), request.storages.of)}
+        input_of_output = {**targets, **self._aliased_inputs(request.rederived_outputs - targets.keys(), request.storages.of_output)}
         computed = [None if index in input_of_output else node for index, node in enumerate(self._output_nodes)]
         planned, self._buffers = plan_outputs(placeholders, computed, request.storages, symbols)
         self._outputs: list[Output] = [
@@ -212,7 +212,7 @@ class StorageBuffers(Buffers):
             position for position, spec in self.specs.items()
             if 0 not in spec.shape and (placeholders[position] in read or position in targets.values())
         ]  # fmt: skip
-        viewed_storages = [None if item is None else item[-1] for item in signature(args)]
+        viewed_storages = [None if item is None else item[-1] for item in layout_signature(args)]
         input_tensors = {
             position: args[position] if storages.is_jax_tensor(args[position]) else placeholders[position].meta["val"]
             for position in input_positions
@@ -222,10 +222,10 @@ class StorageBuffers(Buffers):
         constraints = shardings_in(interpreter.module.graph) if has_meshes else []
         self._names_mesh = bool(constraints)
         if request.planned:
-            self.where = self._shard_virtually(input_tensors, constraints)
+            self.replicated = self._shard_virtually(input_tensors, constraints)
         else:
             may_be_on_mesh = has_meshes and not storages.any_traced_tensor(args)
-            self.where = self._move_inputs_to_mesh(input_tensors, constraints) if may_be_on_mesh else None
+            self.replicated = self._move_inputs_to_mesh(input_tensors, constraints) if may_be_on_mesh else None
         self._positions = input_positions + sorted(aliased - set(input_positions))
         self._draws_random = interpreter.draws_random
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
@@ -234,16 +234,16 @@ class StorageBuffers(Buffers):
         self.donated = tuple(index + self._draws_random for index in self._updated_inputs) if self._donate else ()
         # The first results are the new arrays of written inputs, with the inputs' shardings.
         self.shardings = [self._inputs[index].sharding for index in self._updated_inputs]
-        if self.where is not None and self._phase == "forward":
+        if self.replicated is not None and self._phase == "forward":
             # XLA's partitioner may choose the array shapes of new tensors: it may merge several sharded dimensions into one.
-            self.free = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
+            self.free_results = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
         self._arrays: Sequence[jax.Array] = ()
         self._offsets: Sequence[jax.Array] = ()
 
     def _is_written(self, node: Any, position: int, placeholders: Sequence[Node]) -> bool:
         """True if the program returns a new array for the input's storage: the input is on the device, and the graph computes its value."""
         spec = self.specs[position]
-        if not isinstance(node, Node) or node in placeholders or spec.device.type != self._device.device.type or 0 in spec.shape:
+        if not isinstance(node, Node) or node in placeholders or spec.device.type != self._device.torch_device.type or 0 in spec.shape:
             return False
         value = node.meta["val"]
         return tuple(value.shape) == tuple(placeholders[position].meta["val"].shape) and value.dtype == spec.dtype
@@ -277,10 +277,10 @@ class StorageBuffers(Buffers):
         """
         input_spec = self.specs[position]
         if is_target:
-            return FromInput(position, input_spec.shape, input_spec.stride, 0, input_spec.dtype, False, apart=True)
+            return FromInput(position, input_spec.shape, input_spec.stride, 0, input_spec.dtype, False, detached=True)
         source = next(node for node, at in self._written if at == position)
         offset = spec.offset - symbols.spec(source.meta["val"]).offset
-        return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
+        return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, detached=True)
 
     def _input(self, position: int, tensor: torch.Tensor, viewed_storage: ViewedStorage | None) -> _Input:
         """Describes an input. Its conjugate and negative bits come from `tensor`.
@@ -288,7 +288,7 @@ class StorageBuffers(Buffers):
         For a tensor on the CPU both bits are False, since the copy to the device resolves them.
         """
         spec = self.specs[position]
-        is_on_cpu = spec.device.type != self._device.device.type
+        is_on_cpu = spec.device.type != self._device.torch_device.type
         bits = (False, False) if is_on_cpu else (tensor.is_conj(), tensor.is_neg())
         return _Input(position, StridedView(spec.dtype, spec.shape, spec.stride, 0, *bits), viewed_storage, is_on_cpu)
 
@@ -298,7 +298,7 @@ class StorageBuffers(Buffers):
         Returns the mesh's replicated sharding, or None if there is no mesh.
 
         An input that fills its storage gets an array of the packed shape, which the program takes. In a backward pass, inputs that the
-        graph does not write to keep the shapes of their arrays, since the forward program has chosen these shapes (see `free`).
+        graph does not write to keep the shapes of their arrays, since the forward program has chosen these shapes (see `free_results`).
 
         Args:
             input_tensors: the tensors of a call, or fake tensors for inputs that are not on the device, by position.
@@ -361,9 +361,11 @@ class StorageBuffers(Buffers):
         return tuple(self.specs.items()), tuple(self._inputs), tuple(buffer.spec.stride for buffer in self._buffers)
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        avals = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
+        avals = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.replicated)] if self._draws_random else []
         avals += [item.aval for item in self._inputs]
-        return avals + [jax.ShapeDtypeStruct((), np.int64, sharding=self.where) for item in self._inputs if item.viewed_storage is not None]
+        return avals + [
+            jax.ShapeDtypeStruct((), np.int64, sharding=self.replicated) for item in self._inputs if item.viewed_storage is not None
+        ]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
         """Reads the inputs of the graph from the storages' arrays. See `protocol.Buffers`.
@@ -386,9 +388,11 @@ class StorageBuffers(Buffers):
             )
         return [inputs[position] for position in self.specs], key
 
-    def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
+    def protect_inputs(
+        self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, all_held: int
+    ) -> Sequence[jax.Array]:
         old = dict(zip(self.specs, inputs, strict=True))
-        holds = lax.eq(code, np.int32(right))
+        holds = lax.eq(code, np.int32(all_held))
         guarded = list(outputs)
         for index, (_, position) in enumerate(self._written):
             guarded[index] = lax.select(holds, guarded[index], old[position])
@@ -417,14 +421,14 @@ class StorageBuffers(Buffers):
 
     def bind(self, numbers: Sequence[Any]) -> StorageBinding:
         outputs = assembler(
-            self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._device.device, self._phase,
+            self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._device.torch_device, self._phase,
             dict(zip(self.numbers, numbers, strict=True)),
         )  # fmt: skip
         new_tensors = [(buffer.shape, row_major(buffer.shape), buffer.spec.dtype) for buffer in self._buffers]
         updated_inputs = self._updated_inputs
         return StorageBinding(
-            self._inputs, self._positions, updated_inputs, self._donate, new_tensors, outputs, self._device, self._draws_random, self.where,
-            self._names_mesh, self._reports_late,
+            self._inputs, self._positions, updated_inputs, self._donate, new_tensors, outputs, self._device, self._draws_random,
+            self.replicated, self._names_mesh, self._reports_late,
         )  # fmt: skip
 
 
@@ -481,7 +485,7 @@ class StorageBinding:
         self._device, self._draws_random = device, draws_random
         self._mesh_sharding, self._names_mesh, self._reports_late = mesh_sharding, names_mesh, reports_late
         self._device_or_mesh: meshes.DeviceOrMesh = mesh_sharding or device.jax_device
-        self._index = device.device.index or 0
+        self._index = device.torch_device.index or 0
         self._argument_check: guards.ArgumentCheck | None = None
         self._views = [index for index, item in enumerate(inputs) if item.viewed_storage is not None]
         self._expected = [(item.aval.shape, np.dtype(item.aval.dtype)) for item in inputs]
@@ -527,7 +531,7 @@ class StorageBinding:
         """
         for item, tensor in zip(self._inputs, tensors, strict=True):
             view = item.view
-            wanted = torch.device("cpu") if item.is_on_cpu else self._device.device
+            wanted = torch.device("cpu") if item.is_on_cpu else self._device.torch_device
             if isinstance(tensor, FakeTensor) or (tuple(tensor.shape), tensor.dtype, tensor.device) != (view.shape, view.dtype, wanted):
                 raise DynaxlaError(
                     f"a program compiled for {view.dtype}{list(view.shape)} on {wanted} "
@@ -594,17 +598,17 @@ class StorageBinding:
             if _viewed_storage(tensor, item.position, first_positions) != item.viewed_storage:
                 raise LayoutMismatch
 
-    def blank(self, args: list[Any], results: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+    def outputs_without_values(self, args: list[Any], result_shardings: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
         """Returns the outputs of a call whose program does not run: tensors of unwritten memory. Inputs are unchanged. Empties `args`.
 
         Args:
             args: the graph's inputs.
-            results: the shapes and shardings of the program's results, which become the virtual shardings of the outputs.
+            result_shardings: the shapes and shardings of the program's results, which become the virtual shardings of the outputs.
         """
         tensors = [args[position] for position in self._positions]
         args.clear()
-        new_tensors = [storages.new_tensor(*item, self._device.device) for item in self._new_tensors]
-        for tensor, (shape, sharding) in zip(new_tensors, results[len(self._updated_inputs) :], strict=False):
+        new_tensors = [storages.new_tensor(*item, self._device.torch_device) for item in self._new_tensors]
+        for tensor, (shape, sharding) in zip(new_tensors, result_shardings[len(self._updated_inputs) :], strict=False):
             if isinstance(sharding, NamedSharding):
                 storages.set_virtual_sharding(tensor.untyped_storage(), shape, sharding)
         return self.outputs(new_tensors, tensors)
@@ -615,7 +619,7 @@ class StorageBinding:
         Storages that the program writes to hold an `InUseContent` from now on, until `export` or `abandon` is called.
         """
         if self._reports_late:
-            late_checks.raise_if_failed(self._device.device)
+            late_checks.raise_if_failed(self._device.torch_device)
         call = cast("_CallTensors", tensors)
         arrays = call.arrays
         if self.donates_inputs:
@@ -667,11 +671,11 @@ class StorageBinding:
         if call.in_use is not None:
             call.in_use.succeed((call.storages[index], array) for index, array in zip(self._updated_inputs, results, strict=False))
             call.in_use = None
-        device = self._device.device
+        device = self._device.torch_device
         new_tensors = [storages.new_tensor(*item, device, array) for item, array in zip(self._new_tensors, results[count:], strict=False)]
         return [*new_tensors, *results[count + len(new_tensors) :]]
 
-    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
+    def abandon(self, out_of_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         call = cast("_CallTensors", tensors)
         if call.in_use is not None:
             call.in_use.fail([(call.storages[index], tensors[index]) for index in self._updated_inputs])
@@ -680,7 +684,7 @@ class StorageBinding:
 
     def report(self, code: Any, checks: late_checks.Checks, name: str) -> None:
         if self._reports_late:
-            late_checks.of(self._device.device).add(code, checks, name)
+            late_checks.of(self._device.torch_device).add(code, checks, name)
         elif (error := late_checks.failure(int(np.asarray(code)), checks)) is not None:
             raise error
 

@@ -51,7 +51,7 @@ class StridedView(NamedTuple):
 
     def fills(self, nbytes: int) -> bool:
         """True if each byte of a storage of this size belongs to exactly one element of the tensor."""
-        return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_whole
+        return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_non_overlapping_and_dense
 
 
 def unwritten_aval(nbytes: int, dtype: torch.dtype) -> jax.ShapeDtypeStruct:
@@ -136,7 +136,7 @@ def overlaps(a: StridedView, b: StridedView) -> bool:
 
     False if one of the tensors has gaps between its elements, or elements that share memory: ATen does not check such tensors.
     """
-    if not all(math.prod(view.shape) and view.layout.is_whole for view in (a, b)):
+    if not all(math.prod(view.shape) and view.layout.is_non_overlapping_and_dense for view in (a, b)):
         return False
     (a_begin, a_end), (b_begin, b_end) = _byte_range(a), _byte_range(b)
     return a_begin < b_end and b_begin < a_end

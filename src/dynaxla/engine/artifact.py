@@ -1,10 +1,10 @@
-"""dynaxla's part of torch's compiled artifacts: `torch.compile(...).aot_compile`, and other features that pickle AOTAutograd's results.
+"""Runners that torch can pickle, for `torch.compile(...).aot_compile` and other features that pickle AOTAutograd's results.
 
-torch pickles AOTAutograd's metadata, and lets each backend's result class pickle itself. Here the result is bytes that contain no pickle: a
-hash, the graph as JSON, and the store entries of its programs, which are records (JSON) and programs in XLA's or StableHLO's serialised
-form. There is an entry for each combination of inputs that was compiled before the artifact was written. A process that loads the
-artifact builds a new runner. It compiles programs that are missing, such as those that call torch kernels, or those of a backward pass that
-never ran, from the graph.
+torch pickles AOTAutograd's metadata, and lets each backend's result class pickle itself. dynaxla's class reduces itself to bytes that
+contain no pickle: a hash, the graph as JSON, and the store entries of the graph's programs. The entries are records (JSON) and programs in
+XLA's or StableHLO's serialised form. They cover each combination of input sizes that was compiled before the artifact was written. A
+process that loads the artifact builds a new runner. The runner compiles missing programs from the graph, such as programs that call torch's
+kernels, or the program of a backward pass that never ran.
 
 Source: torch/_inductor/output_code.py (OutputCode), torch/_functorch/_aot_autograd/aot_autograd_result.py (BundledOutputCodeLoadable).
 """
@@ -38,7 +38,7 @@ _RESULTS = "torch._functorch._aot_autograd.aot_autograd_result"
 # True if this version of torch pickles the results of backends other than Inductor.
 IS_POSSIBLE = importlib.util.find_spec(_RESULTS) is not None and hasattr(importlib.import_module(_RESULTS), "BundledOutputCodeLoadable")
 _DIGEST_SIZE = 32
-# The options that the loading process sets itself.
+# Options that are not saved: the process that loads an artifact uses its own.
 _LOCAL_OPTIONS = ("cache", "dump")
 
 
@@ -46,7 +46,7 @@ class Artifact(OutputCode):
     """A graph's runner that torch can pickle.
 
     Args:
-        graph: The graph and facts about it, as JSON values. No other object may run or change it.
+        graph: The graph and its properties, as JSON values.
         options: The options of the compilation.
         bundle: The store entries of the graph's programs.
 
@@ -61,7 +61,7 @@ class Artifact(OutputCode):
 
     @staticmethod
     def of(graph: AtenGraph, options: Options) -> Artifact:
-        """Returns the artifact of a graph, with its programs compiled for the graph's example inputs if their sizes are static."""
+        """Returns the artifact of a graph. Its programs are compiled for the graph's example inputs if all sizes are static."""
         if options.tune:
             raise OptionError(
                 "aot_compile does not support the option tune", hint="leave tune out: it measures in the process that runs the program"
@@ -88,7 +88,7 @@ class Artifact(OutputCode):
 
     @functools.cached_property
     def _runner_and_graphs(self) -> tuple[Runner, Sequence[CompiledGraph]]:
-        """The runner, and a list of its compiled graphs, to which new ones are appended."""
+        """The runner, and the list of its compiled graphs. The list grows when the runner compiles further graphs."""
         engine = _BundlingXla(self._options, self._bundle)
         return engine_for(self._options, innermost=engine).runner(self._aten_graph()), engine.graphs
 
@@ -122,13 +122,13 @@ class Artifact(OutputCode):
             )
         self._overlaps = overlaps
 
-    # The interface of OutputCode
+    # Methods of torch's OutputCode
 
     def prepare_for_serialization(self) -> None:
         """Does nothing: the artifact can always be pickled (see `__reduce__`)."""
 
     def post_compile(self, *_: Any, **__: Any) -> None:
-        """Builds the runner after loading, so that errors are raised at load time."""
+        """Builds the runner when torch has loaded the artifact, so that errors are raised at load time."""
         _ = self._runner_and_graphs
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
@@ -144,7 +144,7 @@ class Artifact(OutputCode):
         return load, (self.content(),)
 
     def content(self) -> bytes:
-        """Returns the bytes for `load`: a hash, a line of JSON, and the store entries."""
+        """Returns the artifact as bytes for `load`: a hash, a line of JSON, and the store entries."""
         entries = sorted(self._bundle.entries.items())
         header = {
             "made": _environment(),
@@ -171,8 +171,12 @@ def load(content: bytes) -> Artifact:
     header = json.loads(line)
     saved, present = header["made"], _environment()
     if saved != present:
-        others = [f"{name} {saved.get(name)}, and this process has {value}" for name, value in present.items() if saved.get(name) != value]
-        raise ArtifactError(f"a compiled artifact was made with {'; '.join(others)}", hint="compile and save it again in this environment")
+        differences = [
+            f"{name} {saved.get(name)}, and this process has {value}" for name, value in present.items() if saved.get(name) != value
+        ]
+        raise ArtifactError(
+            f"a compiled artifact was made with {'; '.join(differences)}", hint="compile and save it again in this environment"
+        )
     entries, start = {}, 0
     for folder, key, size in header["entries"]:
         entries[folder, key] = rest[start : start + size]
@@ -181,9 +185,9 @@ def load(content: bytes) -> Artifact:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the versions and the processor, which must be the same for the process that saves an artifact and the one that loads it.
+    """Returns the versions and the processor, which must be equal in the processes that save and load an artifact.
 
-    torch itself compares Python's version.
+    Python's version is not among them, because torch itself compares it.
     """
     names = ("dynaxla", "torch", "jax", "jaxlib")
     processor = hashlib.blake2b(machine.processor_facts().encode(), digest_size=8).hexdigest()
@@ -192,7 +196,7 @@ def _environment() -> dict[str, str]:
 
 
 class _BundlingXla(Xla):
-    """An XLA engine that lists its compiled graphs. Its stores read from a bundle first, and also write to it."""
+    """An XLA engine that lists its compiled graphs. Its stores read from a bundle first, and copy the entries that they use to it."""
 
     def __init__(self, options: Options, bundle: Bundle) -> None:
         super().__init__(options)

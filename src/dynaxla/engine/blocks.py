@@ -1,15 +1,15 @@
 """Compiles a graph with repeated equal blocks as several programs that run in turn: all equal blocks share one program.
 
 XLA cannot compile a function once and call it twice in a program: it clones the function for each call. So the graph is split into segments
-(`passes/aten/repeated_blocks.py`), and segments with the same structural key are traced, lowered and compiled once. To callers the segments
-look like one program: tensors are converted to arrays once before the first segment, arrays to tensors once after the last one, and the
-segments pass arrays to each other.
+(`passes/aten/repeated_blocks.py`), and segments with the same structural key (such as the layers of a transformer) are traced, lowered and
+compiled once. To callers the segments look like one program. Tensors are converted to arrays before the first segment, arrays to tensors
+after the last one, and the segments pass arrays to each other.
 
-The numbering of checks and of random keys continues from segment to segment. The code that a segment receives says whether all earlier
-checks have held, and a seed yields the same random numbers as in a single program.
+Checks and random keys are numbered through all segments. Each segment gets the check code of the earlier segments, and returns the check
+code so far. A seed yields the same random numbers as in a single program.
 
-This is done only on the CPU, where compilation is slow and a call of another program is cheap, and only for inference: with gradients, the
-values that blocks save for the backward pass cost more if the graph is split.
+This is done only on the CPU, where compilation is slow and a call of another program is cheap. It is done only for inference, because with
+gradients the values that blocks save for the backward pass cost more if the graph is split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from ..buffers.native import key_of
+from ..buffers.native import random_key
 from ..buffers.protocol import Buffers
 from ..lowering import Check, Interpreter, SymbolValues, dtypes
 from ..lowering.function import Function
@@ -42,34 +42,34 @@ Arrays = Sequence[jax.Array]
 
 
 def compile_blocks(unit: CompilationUnit, specialised: SpecialisedGraph) -> tuple[XlaProgram, Buffers, TraceMetadata] | None:
-    """Compiles a graph with concrete sizes as programs that run in turn.
+    """Compiles a graph with concrete sizes as segments that run in turn.
 
-    Returns: the segments as one program, the graph's buffers, and its metadata. None if the graph cannot be split in this way (on another
-    platform, or with results that are inputs or aliases), or has no repeated blocks that are large enough.
+    Returns: the segments as one program, the graph's buffers, and its metadata. None if the graph cannot be split (on another platform than
+    the CPU, or if a result is not the packed value of one op), or if it has no repeated blocks that are large enough.
     """
     buffers, symbols, numbers = specialised.buffers, specialised.symbols, specialised.numbers
-    plain = buffers.plain() if unit.platform == "cpu" and unit.has_blocks else None
-    if plain is None:
+    segment_buffers = buffers.for_segments() if unit.platform == "cpu" and unit.has_blocks else None
+    if segment_buffers is None:
         return None
     needed = unit.interpreter.needed(buffers.nodes)
     nodes = [node for node in unit.interpreter.module.graph.nodes if node in needed and node.op == "call_function"]
     positions = {node: position for position, node in enumerate(unit.interpreter.placeholders)}
 
     def layout(node: Node) -> Hashable:
-        """Returns the layout with which an operand enters a segment; for a number that is an input, its type and value."""
+        """Returns the layout in which an operand enters a segment. For an input of the graph that is a number: its type and value."""
         position = positions.get(node)
         if not _is_tensor(node):
             return None if position is None else (type(numbers[position]), repr(numbers[position]))
-        return _layout(node, symbols) if position is None else plain.arguments.get(position)
+        return _layout(node, symbols) if position is None else segment_buffers.arguments.get(position)
 
     # No segment can return a graph input.
     if not set(buffers.nodes) <= set(nodes) or (segments := split_into_segments(nodes, symbols, layout)) is None:
         return None
     compiler = _SegmentCompiler(unit, specialised, segments, {node: numbers.get(position) for node, position in positions.items()})
-    has_seed = len(plain.buffers.avals()) > len(plain.arguments)
-    inputs = {unit.interpreter.placeholders[position]: layout for position, layout in plain.arguments.items()}
+    has_seed = len(segment_buffers.buffers.avals()) > len(segment_buffers.arguments)
+    inputs = {unit.interpreter.placeholders[position]: layout for position, layout in segment_buffers.arguments.items()}
     compiled, metadata = compiler.compile(inputs, has_seed)
-    return compiled, plain.buffers, TraceMetadata(metadata.checks, unit.numbers(buffers, symbols, numbers), metadata.kernels)
+    return compiled, segment_buffers.buffers, TraceMetadata(metadata.checks, unit.numbers(buffers, symbols, numbers), metadata.kernels)
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class _CompiledSegment:
     Attributes:
         program: The program.
         metadata: The metadata of its trace.
-        outputs: The positions, in a segment, of the nodes whose values the program returns.
-        read: The positions, among a segment's inputs, of the operands that the program takes.
+        outputs: The positions in `Segment.nodes` of the nodes whose values the program returns.
+        read: The positions in `Segment.inputs` of the operands that the program takes.
         takes_seed: True if the program takes the seed of random numbers.
     """
 
@@ -93,12 +93,14 @@ class _CompiledSegment:
 
 @dataclass(frozen=True)
 class _SegmentCall:
-    """The call of one segment's program within a call of the graph. Arrays are in one list: arguments, constants, then all results.
+    """The call of one segment's program within a call of the graph.
+
+    A call of the graph keeps all its arrays in one list: the arguments, then constants, then the results of each segment.
 
     Attributes:
         run: Calls the program.
-        take: Selects the program's arguments from the list of arrays.
-        dead: The indices in that list that no later segment reads.
+        take: Selects the program's arguments from the list.
+        dead: The indices in the list of arrays that neither a later segment nor the caller reads.
     """
 
     run: Callable[[Arrays], Arrays]
@@ -107,27 +109,27 @@ class _SegmentCall:
 
 
 class _SegmentCompiler:
-    """Compiles the programs for the segments of a graph.
+    """Compiles the programs of a graph's segments.
 
     Args:
         unit: The graph.
         specialised: The graph with concrete sizes.
         segments: The segments of the graph.
-        values: The values of the graph's inputs; None for tensors.
+        values: The values of the graph's inputs that are numbers, by placeholder; None for tensors.
     """
 
     def __init__(self, unit: CompilationUnit, specialised: SpecialisedGraph, segments: Sequence[Segment], values: dict[Node, Any]) -> None:
         self._unit, self._symbols, self._settings, self._segments = unit, specialised.symbols, specialised.settings, segments
         self._results, self._values = specialised.buffers.nodes, values
         results, read = set(self._results), {source for segment in segments for source in segment.inputs}
-        # By program key, the positions of the nodes whose values the program must return.
+        # By program key, the positions in `Segment.nodes` of the nodes whose values the program must return.
         self._outputs: dict[Hashable, set[int]] = {}
         for index, segment in enumerate(segments):
             outputs = {position for position, node in enumerate(segment.nodes) if _is_tensor(node) and (node in read or node in results)}
             self._outputs.setdefault(self._program_key(index), set()).update(outputs)
 
     def _program_key(self, index: int) -> Hashable:
-        """Returns a key that is equal for segments that share a program."""
+        """Returns the key of a segment's program. Segments with equal keys share a program."""
         key = self._segments[index].structural_key
         return index if key is None else key
 
@@ -135,17 +137,20 @@ class _SegmentCompiler:
         """Compiles all segments.
 
         Args:
-            inputs: The layouts of the graph's inputs, in the order of the program's arguments.
+            inputs: The layouts of the graph's inputs, in the order of the arguments of the whole program.
             has_seed: True if a seed precedes these arguments.
 
         Returns: the segments as one program, and its metadata.
         """
-        seed = 1 if has_seed else 0
-        indices = {node: index + seed for index, node in enumerate(inputs)}  # of each value in the list of arrays
-        count = len(indices) + seed
+        first_input = 1 if has_seed else 0
+        # The index of each node's value in the list of arrays (see `_SegmentCall`).
+        indices = {node: index + first_input for index, node in enumerate(inputs)}
+        count = len(indices) + first_input
         device = self._unit.jax_device
-        # After the arguments: the code of no failed check and, for each segment, the number of checks and of random draws before it.
+        # The constants: the check code 0, since no check precedes the first segment; and for each segment, int32[2] with the numbers of
+        # checks and of random draws in earlier segments.
         constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
+        # `code`: the index of the latest check code. `end`: the index of the next result.
         code, end = count, count + 1 + len(self._segments)
         programs: dict[Hashable, _CompiledSegment] = {}
         metadata = TraceMetadata()
@@ -155,8 +160,8 @@ class _SegmentCompiler:
             if key not in programs:
                 programs[key] = self._compile_segment(segment, sorted(self._outputs[key]), inputs)
             compiled = programs[key]
-            before = torch.tensor([len(metadata.checks), metadata.draws], dtype=torch.int32)
-            constants.append(transfer.import_tensor(before, device))
+            earlier_counts = torch.tensor([len(metadata.checks), metadata.draws], dtype=torch.int32)
+            constants.append(transfer.import_tensor(earlier_counts, device))
             operands = [indices[segment.inputs[position]] for position in compiled.read]
             calls.append((compiled, [count + 1 + number, code, *([0] if compiled.takes_seed else []), *operands]))
             for position in compiled.outputs:
@@ -180,6 +185,13 @@ class _SegmentCompiler:
         ), metadata
 
     def _compile_segment(self, segment: Segment, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _CompiledSegment:
+        """Compiles the program of a segment.
+
+        Args:
+            segment: The segment.
+            outputs: The positions in `segment.nodes` of the nodes whose values the program returns.
+            inputs: The layouts of the graph's inputs.
+        """
         unit, symbols = self._unit, self._symbols
         module = segment.subgraph([segment.nodes[position] for position in outputs])
         graph = unit.interpreter
@@ -190,7 +202,8 @@ class _SegmentCompiler:
             interpreter, symbols, numbers, settings=self._settings, choose=unit.choose,
             reorders=unit.platform == "cpu" and interpreter.reorders(specs.values()),
         )  # fmt: skip
-        # As in NativeBuffers, graph inputs without elements are not passed but created inside the program.
+        # By position in `segment.inputs`: the layouts of the program's array arguments. As in NativeBuffers, inputs of the graph without
+        # elements are not arguments but created inside the program.
         layouts = {
             position: inputs.get(source) or _layout(source, symbols)
             for position, source in enumerate(segment.inputs)
@@ -199,17 +212,17 @@ class _SegmentCompiler:
         output_layouts = [_layout(segment.nodes[position], symbols) for position in outputs]
         draws = function.draws_random
 
-        def run(before: jax.Array, code: jax.Array, *arrays: jax.Array) -> TracedOutputs:
-            key, arrays = (key_of(arrays[0]), arrays[1:]) if draws else (None, arrays)
-            given = {position: layout.unpack(array) for (position, layout), array in zip(layouts.items(), arrays, strict=True)}
+        def run(earlier_counts: jax.Array, code: jax.Array, *arrays: jax.Array) -> TracedOutputs:
+            key, arrays = (random_key(arrays[0]), arrays[1:]) if draws else (None, arrays)
+            unpacked = {position: layout.unpack(array) for (position, layout), array in zip(layouts.items(), arrays, strict=True)}
             operands = [
-                given[position] if position in given else lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in specs.items()
+                unpacked[position] if position in unpacked else lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in specs.items()
             ]
-            results = function(operands, key, lax.convert_element_type(before[1], np.uint32) if draws else 0)
+            results = function(operands, key, lax.convert_element_type(earlier_counts[1], np.uint32) if draws else 0)
             packed = [layout.pack(value) for layout, value in zip(output_layouts, results.outputs, strict=True)]
             if results.checks:
-                all_held = lax.eq(code, before[0])
-                packed.append(lax.select(all_held, before[0] + Check.first_failed(results.checks), code))
+                all_held = lax.eq(code, earlier_counts[0])
+                packed.append(lax.select(all_held, earlier_counts[0] + Check.first_failed(results.checks), code))
             checks = tuple((check.error, check.message) for check in results.checks)
             return TracedOutputs(packed, TraceMetadata(checks, (), results.kernels, results.draws))
 
@@ -229,27 +242,28 @@ class _SegmentCompiler:
         return _CompiledSegment(compiled, metadata, outputs, list(layouts), draws)
 
     def _number(self, node: Node) -> Any:
+        """Returns the value of a node that is a number: an input of the graph, or a function of the sizes."""
         return self._values[node] if node in self._values else self._symbols.concrete(node.meta["val"])
 
 
 def _segment_calls(calls: Sequence[tuple[_CompiledSegment, list[int]]], results: Sequence[int], first: int) -> list[_SegmentCall]:
-    """Returns the calls of the segments' programs.
+    """Returns the calls of the segments' programs, in order. Indices are those of the list of arrays (see `_SegmentCall`).
 
     Args:
-        calls: The segments in order, with the indices of their arguments in the list of arrays.
+        calls: The compiled segments, with the indices of their arguments.
         results: The indices of the whole graph's results.
         first: The index of the first array that a segment returns.
     """
     last_use = {index: number for number, (_, arguments) in enumerate(calls) for index in arguments}
-    found = []
+    segment_calls = []
     for number, (compiled, arguments) in enumerate(calls):
         dead = [index for index, last in last_use.items() if last == number and index >= first and index not in results]
-        found.append(_SegmentCall(compiled.program.call, itemgetter(*arguments), dead))
-    return found
+        segment_calls.append(_SegmentCall(compiled.program.call, itemgetter(*arguments), dead))
+    return segment_calls
 
 
 def _call_in_order(constants: Arrays, calls: Sequence[_SegmentCall], results: Sequence[int]) -> Callable[[Arrays], Arrays]:
-    """Returns a function that calls the segments in order and returns the arrays with the indices `results`."""
+    """Returns a function that calls the segments in order, and returns the arrays at the indices `results`."""
 
     def run(arrays: Arrays) -> Arrays:
         values: list[Any] = [*arrays, *constants]

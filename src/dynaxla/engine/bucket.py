@@ -1,4 +1,7 @@
-"""One executable for many sizes: sizes are rounded up, and the program for the rounded sizes gets padded inputs and the true sizes."""
+"""One executable for many sizes. Sizes are rounded up, and the program for the rounded sizes gets padded inputs and the true sizes.
+
+All sizes that are rounded to the same values form a *bucket*.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,21 @@ from .protocol import Engine, Runner
 from .unit import FOREGROUND_PROGRAMS
 from .xla import CompiledGraph
 
+# In place of a plan: the exact program runs the call, because the sizes cannot be rounded, or because they are among the first
+# combinations.
 _EXACT, _FIRST = "exact", "first"
-# With the option `sizes="auto"`, this many combinations of sizes get exact executables before others get buckets. With few combinations (a
-# smaller last batch, another batch size for evaluation) nothing is padded.
+# With the option `sizes="auto"`, the first combinations of sizes, up to this number, get exact executables. Later combinations get buckets.
+# So nothing is padded if there are few combinations (a smaller last batch, another batch size for evaluation).
 EXACT_COMBINATIONS = FOREGROUND_PROGRAMS
-# After this many programs that are slower than torch's kernels, no more are compiled, if none has been faster.
+# If this many programs of a graph were slower than torch's kernels, and none was faster, no more programs of the graph are compiled.
 _MAX_SLOWER = 2
 
 
 class Bucket:
-    """An engine for graphs with dynamic sizes (options `sizes="buckets"` and "auto"). Programs of the inner engine run with rounded sizes.
+    """An engine that pads graphs with dynamic sizes (options `sizes="buckets"` and "auto"), and compiles them by another engine.
 
     Args:
-        inner: The engine of the programs.
+        inner: The engine that compiles the programs.
         options: The options of the compilation.
         fill: Fills the padding of inputs.
     """
@@ -53,7 +58,7 @@ class Bucket:
     def runner(self, graph: AtenGraph) -> Runner:
         padded = pipeline.PADDING(graph)
         if isinstance(padded, str):
-            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # "auto": the user has not asked for buckets
+            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # "auto": the user did not ask for buckets
             dump.log.log(level, "%s is compiled for each combination of sizes, without buckets: %s", graph.name, padded)
         if not isinstance(padded, PaddedGraph):
             return self._inner.runner(graph)
@@ -64,18 +69,16 @@ class Bucket:
 class BucketProgram:
     """The runner of a graph whose sizes are rounded up: one program serves all sizes that are rounded to the same values.
 
-    While another thread compiles the program, torch's kernels run the graph itself with its true sizes. With the option compile="auto",
-    they also run it afterwards if they have been measured to be faster for a call's sizes.
+    While another thread compiles the program, torch's kernels run the graph with the true sizes. With the option compile="auto", they also
+    run a later call if they were measured to be faster for the call's sizes.
 
     Args:
-        engine: Compiles the padded graph. It also compiles the graph itself for exact sizes, which runs where an assumption on sizes does
-            not hold for the rounded ones.
-        graph: The graph.
+        engine: Compiles the padded graph. It also compiles the original graph, for sizes that cannot be rounded.
+        graph: The original graph.
         padded: The graph for rounded sizes.
-        options: The options of the compilation. The plans of calls are remembered for 64 times as many combinations of true sizes as there
-            are executables.
+        options: The options of the compilation.
         fill: Fills the padding of inputs.
-        exact_combinations: The number of combinations of sizes that get exact executables before others get buckets.
+        exact_combinations: The number of first combinations of sizes that get exact executables.
     """
 
     def __init__(
@@ -86,9 +89,11 @@ class BucketProgram:
         self._engine, self._graph, self._padded, self._fill = engine, graph, padded, fill
         self._sizes = Sizes(graph.module.graph.find_nodes(op="placeholder"))
         self._device, self._options = graph_device(graph.module), options
+        # By true sizes. A plan is small, so there are 64 times as many as executables.
         self._plans: LeastRecentlyUsed[CallPlan | str] = LeastRecentlyUsed(64 * options.executables)
         self._exact_left = self._exact_combinations = exact_combinations
-        self._faster = self._slower = 0  # the numbers of programs with complete timings
+        # The numbers of programs that were measured to be faster, and slower, than torch's kernels.
+        self._faster = self._slower = 0
 
     @functools.cached_property
     def _padded_runner(self) -> Runner:
@@ -99,8 +104,8 @@ class BucketProgram:
         return runner
 
     @functools.cached_property
-    def _may_choose(self) -> bool:
-        """True if torch's kernels may run calls although the program is compiled."""
+    def _may_choose_kernels(self) -> bool:
+        """True if torch's kernels may run a call although its program is compiled."""
         runner = self._padded_runner
         return self._options.compile == "auto" and isinstance(runner, CompiledGraph) and runner.cache.foreground_left < math.inf
 
@@ -122,13 +127,16 @@ class BucketProgram:
             return self._exact_runner(args)
         inputs = args.copy()
         args.clear()
-        if self._may_choose:
+        if self._may_choose_kernels:
             return self._run_faster(plan, inputs)
         outputs = self._run_program(plan, inputs)
         return self._run_kernels(plan, inputs, "meanwhile") if outputs is None else outputs
 
     def _run_faster(self, plan: CallPlan, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the graph's outputs, computed by the program if it is compiled and expected to be faster than torch's kernels."""
+        """Returns the graph's outputs, computed by the program or by torch's kernels, whichever is expected to be faster.
+
+        Torch's kernels also run the call if the program is not compiled yet.
+        """
         timings, start = plan.timings, time.perf_counter()
         is_timed = not timings.is_complete
         if timings.prefers_kernels(plan.valid_fraction) or (is_timed and self._slower >= _MAX_SLOWER and not self._faster):
@@ -136,10 +144,10 @@ class BucketProgram:
             if is_timed and timings.has_program:
                 timings.add_kernels(time.perf_counter() - start, plan.valid_fraction)
         else:
-            found = self._run_program(plan, inputs)
-            if found is None:
+            program_outputs = self._run_program(plan, inputs)
+            if program_outputs is None:
                 return self._run_kernels(plan, inputs, "meanwhile")
-            outputs = found
+            outputs = program_outputs
             if is_timed:
                 timings.add_program(time.perf_counter() - start)
         if is_timed and timings.is_complete:
@@ -147,13 +155,13 @@ class BucketProgram:
         return outputs
 
     def _count_program(self, timings: EagerTimings) -> None:
-        """Counts a program whose timings have just become complete as faster or slower than torch's kernels."""
+        """Counts a program as faster or slower than torch's kernels. Called once for each program, when its timings are complete."""
         self._slower, self._faster = self._slower + timings.program_is_slower, self._faster + (not timings.program_is_slower)
         if self._slower == _MAX_SLOWER and not self._faster:
             dump.log.info("%s: torch's kernels run further sizes, because they were faster than XLA's programs for earlier ones", self.name)
 
     def _run_program(self, plan: CallPlan, inputs: Sequence[Any]) -> list[Any] | None:
-        """Returns the graph's outputs, computed by the program; None if it is not yet compiled."""
+        """Returns the graph's outputs, computed by the program; None if the program is not yet compiled."""
         results = self._program_results(plan, inputs)
         if results is None:
             return None
@@ -161,7 +169,7 @@ class BucketProgram:
             return plan.crop_results(inputs, results)
 
     def _program_results(self, plan: CallPlan, inputs: Sequence[Any]) -> Sequence[Any] | None:
-        """Returns the program's results; None if it is not yet compiled."""
+        """Returns the program's results, which are padded; None if the program is not yet compiled."""
         executable, runner = None, self._padded_runner
         if isinstance(runner, CompiledGraph) and runner.cache.in_background:
             with eager_fallback.kernels():
@@ -177,15 +185,15 @@ class BucketProgram:
         return runner(padded) if executable is None else executable(executable.take(padded))
 
     def _run_kernels(self, plan: CallPlan, inputs: Sequence[Any], counter: str) -> list[Any]:
-        """Returns the graph's outputs, computed by torch's kernels. Increments this counter of `observe.metrics`."""
+        """Returns the graph's outputs, computed by torch's kernels with the true sizes. Increments a counter of `observe.metrics`."""
         late_checks.raise_if_failed(self._device)
         profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
         with profiled, background.eager_call():
             values = dict(zip(self._eager_graph.nodes, self._eager_graph.values(inputs), strict=True))
         metrics.add(counter)
-        others = [value for value in inputs if isinstance(value, torch.Tensor)] + self._eager_graph.constants
+        no_alias_of = [value for value in inputs if isinstance(value, torch.Tensor)] + self._eager_graph.constants
         with eager_fallback.kernels():
-            return plan.wrap_values(inputs, [values[node] for node in self._padded.computed], others)
+            return plan.wrap_values(inputs, [values[node] for node in self._padded.computed], no_alias_of)
 
     @functools.cached_property
     def _eager_graph(self) -> EagerGraph:
@@ -200,7 +208,7 @@ class BucketProgram:
         return [executable for runner in runners for executable in runner.executables()]
 
     def _make_plan(self, args: Sequence[Any]) -> CallPlan | str:
-        """Returns the plan of calls with these sizes: _EXACT if the sizes cannot be rounded, _FIRST for the first combinations of sizes."""
+        """Returns the plan of calls with these sizes; _EXACT or _FIRST if the exact program should run them."""
         if self._exact_left > 0:
             self._exact_left -= 1
             return _FIRST

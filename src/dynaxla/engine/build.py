@@ -1,4 +1,4 @@
-"""Chooses how a graph with concrete sizes runs: by a stored program, a newly compiled one, or torch's kernels."""
+"""Chooses how a graph with concrete sizes runs: by torch's kernels, by a stored program, or by a newly compiled one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from .unit import CompilationUnit, SpecialisedGraph
 
 Runnable = Executable | EagerExecutable
 
-# A compilation that takes longer than this, in seconds, leaves hundreds of megabytes behind in the C library's heap.
+# A compilation that takes longer than this, in seconds, leaves hundreds of megabytes of free memory in the C library's heap. The memory is
+# then returned to the system.
 SLOW_COMPILATION = 0.5
 
 
@@ -48,7 +49,7 @@ def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runna
 
 
 def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
-    """Returns a stored executable of the graph, or traces, lowers and compiles the graph."""
+    """Returns an XLA executable of the graph: from the stores if they have its program, else newly traced, lowered and compiled."""
     start = time.perf_counter()
     dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
     with programs.below_caller(), _building_events(unit, specialised) as built, dumping:
@@ -60,7 +61,7 @@ def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
 
 
 def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
-    """True if torch's kernels run the graph, because XLA would not improve on them."""
+    """True if torch's kernels should run the graph, because XLA would not be faster."""
     if specialised.function is None or unit.device_kind is not None or unit.platform != "cpu" or not unit.may_run_eagerly:
         return False
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
@@ -71,7 +72,10 @@ def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
 
 @contextlib.contextmanager
 def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> Iterator[list[Runnable]]:
-    """Emits `CompileStarted` on entry, and `CompileEnded` on exit with the runnable that the caller has put into the list, if any."""
+    """Emits `CompileStarted` on entry and `CompileEnded` on exit.
+
+    Yields: an empty list. `CompileEnded` reports the runnable that the caller has appended to the list, if any.
+    """
     built: list[Runnable] = []
     if not events.has_listeners():
         yield built
@@ -94,22 +98,23 @@ def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     if key is not None and (recorded := load_recorded_executable(unit, key, specialised.buffers)) is not None:
         return recorded
     donated = specialised.buffers.donated
-    # A guarded program keeps the old values itself if a check fails. A program that writes in place is not guarded, unless checks are
-    # reported late: its checks are a program of their own, which runs first, and the call waits for it.
-    guarded = not donated or unit.reports_late
-    traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, guarded=guarded)
+    # A program returns the old values of its inputs if a check fails. For a program that overwrites donated inputs this would need copies,
+    # so its checks become a separate program, which runs first, and the call waits for it. Where checks are reported late, no call may
+    # wait.
+    protects_inputs = not donated or unit.reports_late
+    traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, protects_inputs=protects_inputs)
     checks = None
-    if not guarded and metadata.checks:
+    if not protects_inputs and metadata.checks:
         split = _split_checks(unit, traced, buffers)
         if split is None:
             traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers)
         else:
             checks, traced = split
-    mesh = buffers.where
+    mesh = buffers.replicated
     if mesh is not None:
         traced = pipeline.SHARDED(traced, unit.name, buffers.avals(), buffers.shardings, donated)
-    if specialised.members is not None and specialised.members.calls:
-        return _build_for_processes(unit, specialised, specialised.members, traced, buffers, metadata)
+    if specialised.participants is not None and specialised.participants.calls:
+        return _build_for_processes(unit, specialised, specialised.participants, traced, buffers, metadata)
     try:
         lowered = lower(unit, traced)
         precheck = None if checks is None else compile_lowered(unit, lower(unit, checks), checks, specialised.settings, mesh=mesh)
@@ -124,56 +129,66 @@ def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
 def _build_for_processes(
     unit: CompilationUnit,
     specialised: SpecialisedGraph,
-    members: process_networks.Members,
+    participants: process_networks.Participants,
     traced: jax.stages.Traced,
     buffers: Buffers,
     metadata: TraceMetadata,
 ) -> Executable:
     """Builds an executable with collectives that XLA itself executes.
 
+    Args:
+        unit: The graph.
+        specialised: The graph with concrete sizes.
+        participants: The processes of the collectives.
+        traced: The traced program.
+        buffers: The graph's buffers, with the memory orders of the results.
+        metadata: The metadata of the trace.
+
     Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
     """
-    network = members.connected()
+    network = participants.connected()
     compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, processes=network.devices, device=network.device)
     calls = calls_in(compiled.text())
-    if calls != members.calls and not members.keeps_collectives:  # XLA removes collectives that no result depends on
-        members.keeps_collectives = True
+    if calls != participants.calls and not participants.keeps_collectives:  # XLA removes collectives that no result depends on
+        participants.keeps_collectives = True
         return _build(unit, specialised)
-    if calls != members.calls:
+    if calls != participants.calls:
         raise CompilationError(
-            f"XLA has changed the collectives of {unit.name}, and processes could wait for one another: the graph has {members.calls}, "
-            f"the compiled program {calls}",
+            f"XLA has changed the collectives of {unit.name}, and processes could wait for one another: the graph has "
+            f"{participants.calls}, the compiled program {calls}",
             hint="use options={'distributed': 'torch'}, which leaves collectives to torch",
         )
     assert isinstance(buffers, NativeBuffers)
-    collectives = functools.partial(members.agreement.running, network.shut_down)
+    collectives = functools.partial(participants.agreement.running, network.shut_down)
     return bind(unit, compiled, buffers.on(network.device), metadata, collectives=collectives)
 
 
 def compile_for_planning(
-    unit: CompilationUnit, specialised: SpecialisedGraph, known: jax.stages.Traced | None
+    unit: CompilationUnit, specialised: SpecialisedGraph, traced: jax.stages.Traced | None
 ) -> tuple[Executable, jax.stages.Traced]:
     """Compiles a graph for a virtual mesh, for inspection only: the executable has no checks.
 
     Args:
-        specialised: The graph, with its inputs planned for the mesh.
-        known: The traced program that an earlier call returned for other placements of the same inputs; None to trace now.
+        unit: The graph.
+        specialised: The graph with concrete sizes and with planned shardings of its inputs.
+        traced: The traced program that an earlier call of this function returned, for other shardings of the same inputs; None to trace
+            now.
 
-    Returns: the executable and the traced program.
+    Returns: the executable, and the traced program (without shardings).
     """
     assert specialised.function is not None
     buffers = specialised.buffers
-    if known is None:
-        known, _, metadata = trace(unit, specialised.function, buffers, guarded=not buffers.donated)
+    if traced is None:
+        traced, _, metadata = trace(unit, specialised.function, buffers, protects_inputs=not buffers.donated)
         if buffers.donated and metadata.checks:
-            split = _split_checks(unit, known, buffers)
-            known = trace(unit, specialised.function, buffers)[0] if split is None else split[1]
-    traced = pipeline.SHARDED(known, unit.name, buffers.avals(), buffers.shardings, buffers.donated)
-    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, mesh=buffers.where)
-    return bind(unit, compiled, buffers, TraceMetadata()), known
+            split = _split_checks(unit, traced, buffers)
+            traced = trace(unit, specialised.function, buffers)[0] if split is None else split[1]
+    sharded = pipeline.SHARDED(traced, unit.name, buffers.avals(), buffers.shardings, buffers.donated)
+    compiled = compile_lowered(unit, lower(unit, sharded), sharded, specialised.settings, mesh=buffers.replicated)
+    return bind(unit, compiled, buffers, TraceMetadata()), traced
 
 
 def _split_checks(unit: CompilationUnit, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
-    """Returns two programs, the checks and the rest; None if the checks need expensive parts of the computation."""
+    """Splits a program in two: the checks, and the computation without checks. None if the checks need an expensive part of it."""
     with metrics.timed("trace", unit.name), jax.default_device(unit.jax_device):
         return pipeline.PRECHECKS(traced, unit.name, buffers.avals(), buffers.donated)

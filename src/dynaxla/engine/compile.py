@@ -1,4 +1,4 @@
-"""The steps from a graph with concrete sizes to an executable: trace, lower, compile, and bind to tensors."""
+"""The four steps from a graph with concrete sizes to an executable: trace, lower, compile, and bind to tensors."""
 
 from __future__ import annotations
 
@@ -26,41 +26,48 @@ from .unit import CompilationUnit
 
 
 def trace(
-    unit: CompilationUnit, function: Function, buffers: Buffers, *, guarded: bool = True
+    unit: CompilationUnit, function: Function, buffers: Buffers, *, protects_inputs: bool = True
 ) -> tuple[jax.stages.Traced, Buffers, TraceMetadata]:
-    """Traces the function from packed arrays to packed arrays.
+    """Traces the program of a graph, as a function from packed arrays to packed arrays.
 
     Args:
-        guarded: If true, the program returns the old values of written inputs when a check fails (see `Buffers.guard`).
+        unit: The graph.
+        function: The function to trace.
+        buffers: The graph's buffers.
+        protects_inputs: True if the program returns the old values of written inputs when a check fails (see `Buffers.protect_inputs`).
 
-    Returns: the traced program, the buffers with the layouts of its results, and its metadata.
+    Returns: the traced program, the buffers with the memory orders of its results, and its metadata.
     """
 
     def program(*arrays: jax.Array) -> TracedOutputs:
         inputs, key = buffers.unpack(arrays)
         results = function(inputs, key)
         code = [Check.first_failed(results.checks)] if results.checks else []
-        outputs = buffers.guard(results.outputs, inputs, code[0], len(results.checks)) if code and guarded else results.outputs
+        outputs = (
+            buffers.protect_inputs(results.outputs, inputs, code[0], len(results.checks)) if code and protects_inputs else results.outputs
+        )
         checks = tuple((check.error, check.message) for check in results.checks)
         return TracedOutputs([*buffers.pack(outputs), *code], TraceMetadata(checks, results.numbers, results.kernels))
 
     avals = buffers.avals()
-    if buffers.where is not None:
+    if buffers.replicated is not None:
         traced, orders = _trace_for_mesh(unit, program, avals, buffers), dict[int, tuple[int, ...]]()
     else:
-        traced, orders = trace_graph(unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free, buffers.donated)
+        traced, orders = trace_graph(
+            unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free_results, buffers.donated
+        )
     metadata = traced.out_info.metadata
-    if unit.opens_layouts and (buffers.open_inputs or buffers.free):
-        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.open_inputs, buffers.free)
-    return traced, buffers.ordered(orders), metadata
+    if unit.opens_layouts and (buffers.open_inputs or buffers.free_results):
+        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.open_inputs, buffers.free_results)
+    return traced, buffers.with_result_orders(orders), metadata
 
 
 def _trace_for_mesh(unit: CompilationUnit, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
     """Traces a program for a mesh, using only operations that XLA's partitioner can partition."""
-    registry.fill()  # not under jax tracing
+    registry.fill()  # imports the lowerings, which must not happen while JAX traces
     run.__name__ = unit.name
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
-        program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
+        program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free_results), keep_unused=True, donate_argnums=tuple(buffers.donated))
         traced = program.trace(*avals)
         report(len(traced.jaxpr.jaxpr.eqns))
         return traced
@@ -80,17 +87,18 @@ def trace_graph(
 
     Args:
         run: The function.
+        unit: The whole graph.
         name: The name of the program.
         avals: The shapes and dtypes of its arguments.
-        interpreter: The graph or the part that the function evaluates.
-        reorders: True if passes/jaxpr/transposes.py evaluates the function.
+        interpreter: The interpreter of the graph, or of the part that the function evaluates.
+        reorders: True if the pass TRANSPOSES (passes/jaxpr/transposes.py) rewrites the program.
         free: The indices of results whose dimensions may have any order in memory.
-        donated: See `Buffers`.
+        donated: The indices of arguments that are donated to the program.
 
-    Returns: the traced program and the dimension orders of its `free` results.
+    Returns: the traced program, and the memory orders of its `free` results by index.
     Raises: UnsupportedTensor if a JAX function in the graph reads a tracer of another trace.
     """
-    registry.fill()  # not under jax tracing
+    registry.fill()  # imports the lowerings, which must not happen while JAX traces
     run.__name__ = name
     orders: Orders = {}
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
@@ -98,11 +106,11 @@ def trace_graph(
             run, orders = pipeline.TRANSPOSES(run, unit.platform, free)
         if unit.platform == "cpu" and interpreter.has_bfloat16:
             run = pipeline.BFLOAT16_ROUNDING(run, unit.platform)
-        if unit.platform == "tpu":  # XLA:TPU chooses memory orders, for which merged dimensions leave no choice
+        if unit.platform == "tpu":  # XLA:TPU chooses the memory orders of values; a reshape that merges dimensions would fix the order
             run = pipeline.PARTITIONABLE(run)
         traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
         report(len(traced.jaxpr.jaxpr.eqns))
-    if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands
+    if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra arguments
         raise UnsupportedTensor(
             f"{name}: a JAX function that it calls by to_torch reads a tracer of another JAX transformation, which has no value",
             hint="do not keep arrays of such a function in globals, closures or caches: return them, and pass them as arguments",
@@ -111,7 +119,11 @@ def trace_graph(
 
 
 def lower(unit: CompilationUnit, traced: jax.stages.Traced) -> jax.stages.Lowered:
-    """Lowers the traced program to StableHLO. Raises: CompilationError if an implementation that a machine may refuse cannot be lowered."""
+    """Lowers the traced program to StableHLO.
+
+    Raises: CompilationError if lowering fails and the program uses an implementation that not every machine supports, such as a Pallas
+        kernel; else the original exception.
+    """
     with metrics.timed("lower", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device):
         try:
             return private.lower(traced)
@@ -134,6 +146,7 @@ def compile_lowered(
     """Compiles a lowered program, and writes the dump if the options ask for one.
 
     Args:
+        unit: The whole graph.
         lowered: The program as StableHLO.
         traced: The same program as a jaxpr; some XLA options depend on it.
         settings: torch's settings, which the program follows.
@@ -150,7 +163,7 @@ def compile_lowered(
     def compile() -> programs.XlaProgram:
         target = device or unit.jax_device
         return compile_with_cublas_fallback(
-            lambda given: programs.compile_lowered(lowered, target, given, store, heap_is_kept, processes), options
+            lambda options: programs.compile_lowered(lowered, target, options, store, heap_is_kept, processes), options
         )
 
     with metrics.timed("compile", unit.name):
@@ -170,7 +183,7 @@ def compile_lowered(
 
 
 def xla_options(unit: CompilationUnit, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
-    """Returns XLA's options for a program, by name; the user's override dynaxla's."""
+    """Returns XLA's options for a program, by name. The user's options override dynaxla's."""
     quick = quick_options() if meshes.is_compile_only() else {}
     return {**options_for(unit.platform, traced.jaxpr, settings, on_mesh), **quick, **unit.options.xla}
 
@@ -186,19 +199,20 @@ def bind(
     """Binds a compiled program to tensors.
 
     Args:
+        unit: The graph.
         compiled: The program; None if there is nothing to compute.
-        buffers: The graph's buffers, with the layouts of the results.
+        buffers: The graph's buffers, with the memory orders of the results.
         metadata: The metadata of the trace.
-        precheck: The program of the checks, if they are a separate program that runs first.
-        collectives: Makes the context manager in which a program with XLA's own collectives runs.
+        precheck: The program of the checks, if the checks are a separate program that runs first.
+        collectives: For a program with XLA's own collectives: creates the context manager in which each call runs.
     """
-    if compiled is not None and unit.opens_layouts and (buffers.open_inputs or buffers.free):
+    if compiled is not None and unit.opens_layouts and (buffers.open_inputs or buffers.free_results):
         argument_orders, result_orders = compiled.orders()
         check_closed(argument_orders, buffers.open_inputs)
-        check_closed(result_orders, buffers.free)
+        check_closed(result_orders, buffers.free_results)
         if buffers.open_inputs:
             unit.open_inputs.orders = {position: argument_orders[index] for index, position in buffers.open_inputs.items()}
-            buffers = buffers.laid_out(argument_orders)
+            buffers = buffers.with_input_orders(argument_orders)
     return Executable(
         unit.name,
         compiled,

@@ -1,4 +1,4 @@
-"""Stops a call at its first program, and returns that program with its inputs instead of running it."""
+"""Dry runs: a call is stopped at its first program, and the program is returned with its inputs instead of being run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ threads: set[int] = set()
 
 
 class DryRun(BaseException):
-    """Raised by a program in place of running. A BaseException, so that handlers in the surrounding code do not catch it.
+    """Raised by a program that is called in a dry run. A BaseException, so that handlers of Exception in the user's code do not catch it.
 
     Attributes:
-        program: The runner that was called; it may consist of several programs.
+        program: The runner that was called. It may consist of several programs, as a `Schedule` does.
         inputs: The inputs of the call.
     """
 
@@ -38,6 +38,6 @@ def first_program(call: Callable[[], Any]) -> DryRun | None:
 
 
 def stop_if_dry_run(program: Runner, args: Sequence[Any]) -> None:
-    """Raises DryRun if the current thread is one of `threads`. Programs call it at the start of each call while there are any."""
+    """Raises DryRun if the current thread is one of `threads`. Runners call this at the start of each call, unless `threads` is empty."""
     if threading.get_ident() in threads:
         raise DryRun(program, args)

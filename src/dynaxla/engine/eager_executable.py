@@ -1,4 +1,4 @@
-"""Runs graphs by torch's own kernels: until XLA has compiled them, or always if XLA would not improve on torch."""
+"""Runs graphs by torch's own kernels: until XLA has compiled them, or always if XLA would not be faster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EagerGraph:
 
     Args:
         module: The graph.
-        nodes: The nodes whose values are returned.
+        nodes: The nodes whose values are returned: tensors or numbers.
     """
 
     def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
@@ -36,7 +36,7 @@ class EagerGraph:
         write_in_place(graph)
         self._module = GraphModule(module, graph)
         self.compute = self._module.forward
-        # The graph's constant tensors. No result may alias them.
+        # The graph's constant tensors. An output of the graph must not alias them.
         self.constants = [*self._module.buffers(), *self._module.parameters()]
 
     def values(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -44,12 +44,13 @@ class EagerGraph:
         return _run_kernels(self.compute, args)
 
     def timed_values(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[int, float]]:
-        """Returns `values`, and the seconds that each line of user code took, by line number (see `events.line_number`)."""
+        """Returns the values of `nodes`, and the seconds that each line of user code took, by line number (see `events.line_number`)."""
         timed = _TimedInterpreter(self._module)
         return _run_kernels(timed.run, args), timed.seconds
 
 
 def _run_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
+    """Calls a function so that torch's ops in it run as kernels, without the caller's dispatch modes."""
     if private.mode_count():
         with _disable_current_modes(), eager_fallback.kernels():
             return compute(*args)
@@ -61,7 +62,7 @@ class _TimedInterpreter(Interpreter):
     """Runs a graph node by node and measures the time of each line of user code.
 
     Attributes:
-        seconds: The time by line number (see `events.line_number`).
+        seconds: The time of each line, by line number (see `events.line_number`).
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -83,11 +84,13 @@ class _TimedInterpreter(Interpreter):
 class _FirstCallLayouts:
     """The layouts of the first call, for the fast path of later calls.
 
+    A *value* is a node's value as torch's kernels have computed it. A *result* is the same value with the strides of a program's result.
+
     Attributes:
-        match_inputs: True for input tensors with the layouts of the first call's.
-        match_values: True for node values with the layouts of the first call's.
-        results: For each result, None if it is the node's value itself, else the shape and strides with which a tensor (not a view)
-            reinterprets the value's memory. None in place of the list if all results are the values themselves.
+        match_inputs: Called with input tensors; returns true if they have the layouts of the first call's inputs.
+        match_values: Called with values; returns true if they have the layouts of the first call's values.
+        results: For each result, None if it is the value itself; else the shape and strides in which a new tensor (to autograd not a view)
+            reinterprets the value's memory. None in place of the list if every result is the value itself.
         are_outputs: True if the graph's outputs are exactly the results.
     """
 
@@ -97,12 +100,13 @@ class _FirstCallLayouts:
     are_outputs: bool
 
 
-def _are_same_objects(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+def _are_same_objects(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """True if two sequences consist of the same objects in the same order."""
+    return len(first) == len(second) and all(item is other for item, other in zip(first, second, strict=True))
 
 
 def _is_value_itself(result: torch.Tensor, value: torch.Tensor) -> bool:
-    """True if a result has the storage, offset and dtype of a value that is neither conjugated nor negated lazily."""
+    """True if a result has the storage, offset and dtype of a value, and the value has no conjugate or negative bit."""
     if value.is_conj() or value.is_neg() or value.dtype != result.dtype or value.storage_offset() != result.storage_offset():
         return False
     return private.storage_id(result) == private.storage_id(value)
@@ -111,16 +115,16 @@ def _is_value_itself(result: torch.Tensor, value: torch.Tensor) -> bool:
 class EagerExecutable:
     """A graph with concrete sizes that torch's kernels run. It has the interface of an `Executable`.
 
-    Its outputs have the strides and aliases of an executable's outputs, and own their memory where an executable's do. Exceptions of
-    torch's kernels are those of eager mode.
+    Its outputs have the same strides and aliases as those of an `Executable`, and own their memory in the same cases. Exceptions of torch's
+    kernels are those of eager mode.
 
-    The overhead of a call should not exceed the few microseconds of a small graph. Between calls, other code evicts this code from the
+    A small graph takes a few microseconds, and a call's overhead should not be larger. Between calls, other code evicts this code from the
     processor's caches, so that each further line costs time.
 
     Args:
         name: The graph's name.
-        graph: The graph, which returns the values of `buffers.nodes` and then of `buffers.numbers`.
-        buffers: The buffers for these sizes.
+        graph: The graph for torch's kernels. It returns the values of `buffers.nodes` and then of `buffers.numbers`.
+        buffers: The graph's buffers.
         device: The graph's device.
     """
 
@@ -135,7 +139,7 @@ class EagerExecutable:
 
     @staticmethod
     def take(args: list[Any]) -> list[Any]:
-        """Returns all arguments, since the graph may read inputs that a program would not. Empties args."""
+        """Returns all arguments, because torch's kernels may read inputs that a program would not read. Empties args."""
         inputs = args.copy()
         args.clear()
         return inputs
@@ -143,7 +147,7 @@ class EagerExecutable:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Returns the graph's outputs for the arguments from `take`.
 
-        Raises: exceptions of torch's kernels. No input has been written to in that case.
+        Raises: exceptions of torch's kernels. If it raises, no input has been written to.
         """
         if private.is_profiling():
             with torch.profiler.record_function(self.name):
@@ -151,14 +155,14 @@ class EagerExecutable:
         return self._run(inputs)
 
     def fast_path(self, args: list[Any]) -> list[Any] | None:
-        """Returns the graph's outputs for inputs with the layouts of the first call's, with little overhead.
+        """Returns the graph's outputs with little overhead, for inputs with the layouts of the first call's inputs.
 
-        It returns None, and runs nothing, for other layouts, and if events or profiling are on. It empties args unless it returns None or
-        raises. Raises: as a call does.
+        Returns None, and runs nothing, for inputs with other layouts, and while events or profiling are on. Empties args unless it returns
+        None or raises. Raises: as a call does.
 
-        `unfusable_graphs.py` admits only ATen's own kernels, which allocate their results in the same way whatever the values are. So the
-        properties of the first call's values (each is a tensor that owns its memory and uses all of it) are not checked again. The values'
-        layouts are checked, since torch's settings may have changed.
+        The first call has established that each value is a tensor that owns its memory and uses all of it. This is not checked again:
+        `unfusable_graphs.py` admits only ATen's own kernels, whose allocations do not depend on the values. The layouts of values are
+        checked, because they may depend on torch's settings.
         """
         first = self._first_layouts
         if first is None or events.has_listeners() or private.is_profiling() or not first.match_inputs(*args):
@@ -201,6 +205,7 @@ class EagerExecutable:
         return outputs
 
     def _values(self, inputs: list[Any]) -> Sequence[Any]:
+        """Returns the values of the nodes, computed by torch's kernels. Emits `ProgramRan` if there are listeners."""
         if not events.has_listeners():
             return self._eager_graph.values(inputs)
         values, lines = self._eager_graph.timed_values(inputs)
@@ -211,12 +216,12 @@ class EagerExecutable:
 class PendingExecutable(EagerExecutable):
     """A graph with concrete sizes that torch's kernels run until its program is compiled.
 
-    Its graph returns the values of all nodes that the buffers of any sizes may need.
+    Its `EagerGraph` is the same for all sizes. It returns the values of all nodes that are buffers for some sizes.
     """
 
     _counter = "meanwhile"
 
     def _values(self, inputs: list[Any]) -> Sequence[Any]:
-        with background.eager_call():  # instead of the program that another thread compiles
+        with background.eager_call():  # the background thread, which compiles the program, yields to this call
             values = dict(zip(self._eager_graph.nodes, super()._values(inputs), strict=True))
         return [values[node] for node in (*self._buffers.nodes, *self._buffers.numbers)]

@@ -1,4 +1,4 @@
-"""Compiled programs and their calls: alias the arguments, execute, alias the results."""
+"""Compiled programs and their calls. A call aliases the arguments as arrays, executes the program, and aliases the results as tensors."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ _recorders: list[list[ProgramRun]] = []
 
 @contextlib.contextmanager
 def recorded_runs() -> Iterator[list[ProgramRun]]:
-    """Collects the programs that run inside the context, in all threads and in order. Programs of eager ops and of recordings are collected
-    only if they run on a mesh."""
+    """Collects the programs that run while the context is active, in all threads and in order.
+
+    Programs of eager ops and of recorded ops (device "jax") are collected only if they run on a mesh.
+    """
     runs: list[ProgramRun] = []
     _recorders.append(runs)
     try:
         yield runs
     finally:
-        _recorders[:] = [other for other in _recorders if other is not runs]
+        _recorders[:] = [active for active in _recorders if active is not runs]
 
 
 def is_recording_runs() -> bool:
-    """True inside `recorded_runs`, in any thread."""
+    """True while any thread is inside `recorded_runs`."""
     return bool(_recorders)
 
 
 class UnboundProgram:
-    """A program on a mesh that is called with arrays and has no binding: the program of an eager op or of a recording."""
+    """A program on a mesh that is called with arrays and has no binding to tensors: the program of an eager op, or of recorded ops."""
 
     def __init__(self, name: str, program: programs.XlaProgram) -> None:
         self.name, self.program = name, program
@@ -52,7 +54,7 @@ class UnboundProgram:
 
 
 class ProgramRun(NamedTuple):
-    """A program that has run.
+    """A run of a program.
 
     Attributes:
         name: The program's name.
@@ -68,8 +70,8 @@ class ProgramRun(NamedTuple):
 class Executable:
     """An XLA program with its binding to tensors.
 
-    Call it with the tensors from `take`; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
-    torch's current stream waits for XLA's).
+    `executable(executable.take(args))` returns the graph's outputs. When the call returns, XLA no longer reads torch's memory. (On a GPU
+    the call returns earlier, but torch's current stream waits for XLA's stream.)
 
     Args:
         name: The graph's name.
@@ -78,8 +80,8 @@ class Executable:
         checks: The exception class and message of each check. The program's last result is the index of the first check that failed, or the
             number of checks if all hold.
         has_side_effects: True if the program calls torch kernels, or communicates with other processes.
-        precheck: The program of the checks, if they are a separate program that runs first.
-        collectives: Makes the context manager in which a program with XLA's own collectives runs.
+        precheck: The program of the checks, if the checks are a separate program that runs first.
+        collectives: For a program with XLA's own collectives: creates the context manager in which each call runs.
     """
 
     def __init__(
@@ -102,17 +104,18 @@ class Executable:
         self._results = program.results if program is not None else list
         self._has_side_effects, self._donates = has_side_effects, binding.donates_inputs
         self._checks = checks
-        # Makes the context in which the program runs.
+        # Creates the context manager in which a call runs.
         self._run_context: Callable[[], contextlib.AbstractContextManager[Any]] = programs.below_caller
         calls_back = program is not None and program.calls_back
         if calls_back or collectives is not contextlib.nullcontext:
             self._run_context = functools.partial(_entered, callbacks.call if calls_back else contextlib.nullcontext, collectives)
-        # The first calls allocate from a heap that compilation has fragmented; later calls reuse the memory that these release.
         self._is_new = True
-        self._unsettled_calls = 2 if program is not None and program.is_large else 0
+        # The number of calls after which freed memory is returned to the system. The first calls of a large program allocate from a heap
+        # that compilation has fragmented. Later calls reuse the memory that the first calls have freed.
+        self._calls_until_trim = 2 if program is not None and program.is_large else 0
 
     def record_run(self) -> None:
-        """Reports to all active `recorded_runs` contexts that the program runs. A planned program is reported without running."""
+        """Adds a run of the program to the list of each active `recorded_runs` context. Planning adds programs that do not run, too."""
         for runs in _recorders:
             runs.append(ProgramRun(self.name, self.program))
 
@@ -120,7 +123,7 @@ class Executable:
         """Runs the program on the tensors that `take` returned, and returns the graph's outputs.
 
         Raises: ExecutionError (including OutOfMemory), exceptions of torch kernels inside the program, and errors of the program's checks.
-        The arguments are unchanged in these cases.
+        If it raises, the arguments are unchanged.
         """
         if private.is_profiling():
             with torch.profiler.record_function(self.name):
@@ -153,18 +156,22 @@ class Executable:
             raise execution_error(self.name, error) from error
         if self._checks and self._precheck is None:
             binding.report(results.pop(), self._checks, self.name)
-        if self._unsettled_calls > 0:
-            self._settle()
+        if self._calls_until_trim > 0:
+            self._count_down_to_trim()
         return binding.outputs(results, tensors)
 
     def _run_in_place(self, call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Calls a program that writes to donated arguments. Once it has run, its results must be exported even if an exception occurs."""
+        """Calls a program that overwrites donated arguments.
+
+        After the program has run, the old values are lost, so its results are exported even if an exception occurs (such as Ctrl-C).
+        """
         done: list[Any] = []
         try:
             arrays = self.binding.arrays(tensors)
             if self._precheck is not None:
                 self.binding.report(self._precheck(arrays)[0], self._checks, self.name)
-            # `extend` and `map` keep execution and the store of its result in C, so that Ctrl-C arrives before or after both.
+            # `extend` and `map` run the program and store its result without returning to Python in between. So Ctrl-C arrives either
+            # before the program runs or after its result is stored.
             done.extend(map(self._execute or call, (arrays,)))
             return self.binding.export(self._results(done[0]), tensors)
         except BaseException:
@@ -181,9 +188,9 @@ class Executable:
         error: Exception,
         tensors: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Repeats a call that has failed with `error`, if XLA ran out of memory and torch could give back some.
+        """Repeats a call that has failed with `error`, if XLA ran out of memory and torch could release cached memory.
 
-        A program writes only to its own memory and may therefore run again, unless it has side effects.
+        A program without side effects may run again, because it writes only to its own memory.
 
         Raises: `error` if the call cannot be repeated; JaxRuntimeError if the second attempt fails.
         """
@@ -196,15 +203,16 @@ class Executable:
             self.binding.abandon(False, tensors)
             raise
 
-    def _settle(self) -> None:
+    def _count_down_to_trim(self) -> None:
         """Returns freed memory to the system after the last of the first calls."""
-        self._unsettled_calls -= 1
-        if not self._unsettled_calls:
+        self._calls_until_trim -= 1
+        if not self._calls_until_trim:
             heap.return_freed_memory()
 
 
 @contextlib.contextmanager
 def _entered(*contexts: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enters `programs.below_caller()` and then the context managers that these functions create."""
     with contextlib.ExitStack() as stack:
         for context in (programs.below_caller, *contexts):
             stack.enter_context(context())
@@ -217,7 +225,7 @@ def is_exhausted(error: Exception) -> bool:
 
 
 def execution_error(name: str, error: Exception) -> ExecutionError:
-    """Returns the error to raise for an exception of XLA while a program ran; OutOfMemory if memory was exhausted."""
+    """Returns the error to raise in place of XLA's exception while a program ran: OutOfMemory if memory was exhausted."""
     text = str(error)
     if is_exhausted(error):
         return OutOfMemory(f"{name} ran out of memory: {text}", hint="use a smaller batch, or free tensors first; the inputs are unchanged")
@@ -225,7 +233,7 @@ def execution_error(name: str, error: Exception) -> ExecutionError:
 
 
 def compilation_error(name: str, error: Exception) -> CompilationError:
-    """Returns the error to raise for an exception of XLA while it compiled a program."""
+    """Returns the error to raise in place of XLA's exception while it compiled a program."""
     return CompilationError(
         f"XLA could not compile {name}: {error}",
         hint="options={'dump': DIR} writes the program; check options={'xla': ...} if you gave any",

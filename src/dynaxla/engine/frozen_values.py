@@ -1,4 +1,4 @@
-"""Values that depend only on parameters and buffers. They are computed again only after one of these has changed (option freeze)."""
+"""Values that depend only on parameters and buffers of modules (option freeze). They are computed again after one of these has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import forks
-from ..buffers.addresses import states
+from ..buffers.addresses import tensor_snapshot
 from ..capture.graph import OpenLayouts
 from ..lowering.cpu import weight_orders
 from ..observe import metrics
@@ -20,15 +20,16 @@ from .protocol import Runner
 
 
 class FrozenValues:
-    """The runner of the graph that computes these values. It keeps the results of its last call.
+    """A runner that computes values from parameters and buffers, and keeps the results of its last call.
 
-    A change is detected by the tensor's identity, its address, and its version counter. Writes that do not bump the tensor's own version
-    counter are not detected: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
+    A call compares the identity, the address and the version counter of each parameter and buffer with those of the last computation. So it
+    does not detect writes that leave the version counter unchanged: through `tensor.data`, through NumPy or DLPack, and to tensors made in
+    inference mode.
 
     Args:
-        prepare: Computes the values.
-        open_inputs: The open layouts of the program that reads the values. XLA chooses them when it compiles that program.
-        positions: The position of each value among that program's inputs.
+        prepare: The runner of the graph that computes the values.
+        open_inputs: The memory orders that XLA chooses for the values when it compiles the program that reads them.
+        positions: The position of each value among the inputs of that program.
     """
 
     def __init__(self, prepare: Runner, open_inputs: OpenLayouts, positions: Sequence[int]) -> None:
@@ -56,6 +57,7 @@ class FrozenValues:
         return cached.results
 
     def _forget(self) -> None:
+        """Drops the results, when one of the parameters is freed."""
         self._cached = None
 
     def executables(self) -> list[Executable]:
@@ -63,13 +65,14 @@ class FrozenValues:
 
 
 class PackedOrPlain:
-    """Runs a frozen graph with weights packed for oneDNN's kernels, or one with plain weights in threads where oneDNN uses another order.
+    """Runs a frozen graph with weights packed for oneDNN's kernels, or the same graph with plain weights.
 
-    torch has no kernels for packed weights, so calls that torch must run take plain weights, too.
+    The graph with plain weights runs in threads in which oneDNN expects another order of packed weights. It also runs where torch must run
+    the graph (see runtime/eager_fallback.py), because torch has no kernels for packed weights.
 
     Args:
         packed: The runner with packed weights.
-        plain: Returns the runner with plain weights. Called when that runner is first needed.
+        plain: Creates the runner with plain weights. Called once, when that runner is first needed.
     """
 
     def __init__(self, packed: Runner, plain: Callable[[], Runner]) -> None:
@@ -93,9 +96,9 @@ class PackedOrPlain:
 
 
 class _CachedResults:
-    """The results of `compute` for some tensors, with the state of these tensors before the computation.
+    """The results of a computation from some tensors, with the state of these tensors before the computation.
 
-    The object refers to the tensors' storages (not to the tensors), so that no other tensor can be allocated at their addresses.
+    The object keeps the tensors' storages alive (not the tensors themselves), so that no other tensor can be allocated at their addresses.
 
     Args:
         sources: The tensors.
@@ -106,8 +109,8 @@ class _CachedResults:
     def __init__(
         self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], on_free: Callable[[Any], object]
     ) -> None:
-        # Before the computation: a write by another thread during it is then detected at the next call.
-        self._state = states(sources)
+        # Read before the computation, so that the next call detects a write of another thread during the computation.
+        self._state = tensor_snapshot(sources)
         self.results = compute(list(sources))
         self.orders: Orders | None = None
         self._storages = [source.untyped_storage() for source in sources]
@@ -115,13 +118,13 @@ class _CachedResults:
 
     def is_valid_for(self, sources: Sequence[torch.Tensor]) -> bool:
         """True if the results were computed from these tensors and nothing has been written to them since."""
-        return self._state == states(sources)
+        return self._state == tensor_snapshot(sources)
 
     def lay_out(self, orders: Orders | None, positions: Sequence[int]) -> None:
-        """Changes the layouts of the results to those in which a program reads them.
+        """Brings the results into the memory orders in which a program reads them.
 
         Args:
-            orders: The dimension orders by position among the program's inputs; None for row-major order.
+            orders: The memory orders by position among the program's inputs; None for row-major order.
             positions: The position of each result among the program's inputs.
         """
         self.results = [_in_order(result, (orders or {}).get(position)) for result, position in zip(self.results, positions, strict=True)]
@@ -129,7 +132,7 @@ class _CachedResults:
 
 
 def _in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """Returns the tensor with another order of its dimensions in memory; dimension i in memory is dimension order[i]."""
+    """Returns the tensor with another order of its dimensions in memory: dimension i in memory is dimension order[i]. None: unchanged."""
     if order is None:
         return tensor
     return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])

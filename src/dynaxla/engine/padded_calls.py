@@ -1,4 +1,8 @@
-"""Calls of a program with rounded sizes: for each combination of true sizes, a plan that pads the inputs and crops the results."""
+"""Calls of a program with rounded sizes: for each combination of true sizes, a plan that pads the inputs and crops the results.
+
+The *true* sizes are those of a call's inputs. The *rounded* sizes are those for which the program was compiled. A size may be a product,
+such as batch * length for a flattened tensor. Then each factor is rounded, and padded, by itself.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from .eager_timings import EagerTimings
 
-# Fills the padding of an input, a tensor, in place. No result depends on the padding; tests fill it with NaN.
+# Fills a tensor, the padding of an input, in place. No result may depend on the padding; tests fill it with NaN.
 Fill = Callable[[torch.Tensor], object]
 
 
@@ -29,8 +33,8 @@ class ValidRegion:
 
     Attributes:
         shape: The shape of the padded tensor.
-        factors: The same shape, with one dimension for each factor of a size.
-        valid: The number of valid positions in each of these dimensions.
+        factors: The same shape, with one dimension for each factor of a size: (24,) becomes (3, 8) for a size of 3 * 8.
+        valid: The number of valid positions in each dimension of `factors`.
     """
 
     shape: tuple[int, ...]
@@ -39,23 +43,25 @@ class ValidRegion:
 
     @functools.cached_property
     def strides(self) -> tuple[int, ...]:
+        """The row-major strides of the padded tensor."""
         return row_major(self.shape)
 
     @functools.cached_property
     def has_no_padding(self) -> bool:
+        """True if all elements of the tensor are valid."""
         return self.factors == self.valid
 
     @functools.cached_property
     def padded_dims(self) -> list[tuple[int, int, int]]:
-        """For each dimension of `factors` that has padding: the dimension, its number of valid positions, and of padded positions."""
+        """The dimensions of `factors` that have padding, as (dimension, number of valid positions, number of padded positions)."""
         sizes = enumerate(zip(self.valid, self.factors, strict=True))
         return [(dim, valid, factor - valid) for dim, (valid, factor) in sizes if valid != factor]
 
     def crop(self, padded: torch.Tensor) -> torch.Tensor:
-        """Returns the valid part, with one dimension for each factor.
+        """Returns the valid part of a tensor, with the dimensions of `factors`.
 
         Args:
-            padded: A tensor that is row-major, or in which each dimension has one factor (except dimensions of size 1, which have none).
+            padded: The padded tensor. It is row-major, or each of its dimensions has one factor (none if its size is 1).
         """
         valid_part = padded if self.factors == self.shape else padded.reshape(self.factors)
         for dim, size, _ in self.padded_dims:
@@ -63,14 +69,14 @@ class ValidRegion:
         return valid_part
 
     def pad(self, tensor: torch.Tensor, fill: Fill | None) -> torch.Tensor:
-        """Returns the tensor in row-major memory, with padding after the valid part.
+        """Returns the padded tensor in row-major memory.
 
         Args:
             tensor: The valid values.
-            fill: Fills the padding. None leaves all values uninitialised, valid ones too.
+            fill: Fills the padding. None for a tensor whose values nothing reads: all of them, also the valid ones, are uninitialised.
         """
         if self.has_no_padding and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-            # Strides of dimensions of size 1 are arbitrary, and could depend on the true sizes.
+            # The strides of dimensions of size 1 are arbitrary. Here they must not depend on the true sizes.
             return tensor if tensor.stride() == self.strides else tensor.as_strided(self.shape, self.strides)
         result = tensor.new_empty(self.shape)
         if fill is None:
@@ -98,16 +104,16 @@ class _CroppedOutput:
     spec: TensorSpec
 
     def crop(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the output, given the program's results."""
+        """Returns the output, cropped from the program's results."""
         return _with_spec(self.region.crop(results[self.index]), self.spec)
 
 
 @dataclass(frozen=True)
 class _ViewOfCropped:
-    """An output that is a view of a value that the program computes.
+    """An output that is a view of a value which the program computes.
 
     Attributes:
-        base: That value.
+        base: The value.
         spec: The shape, strides and offset of the view.
         base_offset: The storage offset of the base.
     """
@@ -132,13 +138,14 @@ _PlannedOutput = _CroppedOutput | _ViewOfCropped | _OutputOfInputs
 
 
 def _view(tensor: torch.Tensor, spec: TensorSpec, base_offset: int) -> torch.Tensor:
+    """Returns the view of a tensor with the shape, strides and offset of a spec. The graph assumes `base_offset` as the tensor's offset."""
     return torch.as_strided(tensor, spec.shape, spec.stride, tensor.storage_offset() + spec.offset - base_offset)
 
 
 def _with_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Returns a tensor's values with the shape and strides of a spec, without a copy if the strides match. For autograd it is no view."""
+    """Returns a tensor's values with the shape and strides of a spec, without a copy if the strides match. To autograd it is not a view."""
     tensor = tensor.reshape(spec.shape)
-    if all(size < 2 or present == step for size, present, step in zip(spec.shape, tensor.stride(), spec.stride, strict=True)):
+    if all(size < 2 or stride == step for size, stride, step in zip(spec.shape, tensor.stride(), spec.stride, strict=True)):
         return transfer.reinterpret(tensor, spec.shape, spec.stride)
     distinct = [slice(0, 1) if step == 0 else slice(None) for step in spec.stride]
     shape = [1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True)]
@@ -148,11 +155,11 @@ def _with_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def _in_own_storage(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
-    """Returns the tensor in a storage that no other tensor uses, copied if needed.
+    """Returns the tensor if it alone uses its storage and uses all of it, else a copy.
 
     Args:
         tensor: The tensor.
-        used: The ids of storages in use, to which the result's is added.
+        used: The ids of the storages that other tensors use. The id of the result's storage is added.
     """
     tensor = tensor.resolve_conj().resolve_neg()
     if private.storage_id(tensor) in used or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
@@ -162,17 +169,17 @@ def _in_own_storage(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
 
 
 class CallPlan:
-    """The plan of a call with certain sizes.
+    """The plan of calls with one combination of true sizes.
 
     Args:
-        lengths: int64[n], the true sizes that the program reads.
-        inputs: The padded inputs, by position.
-        numbers: The inputs that are rounded sizes, by position.
+        lengths: int64[n], the true sizes that the program reads. It is the program's last argument.
+        inputs: The valid regions of the inputs that are padded, by position.
+        numbers: The rounded values of the inputs that are sizes, by position.
         outputs: The plans of the graph's outputs.
-        timings: The times of calls with these rounded sizes.
+        timings: The timings of calls with these rounded sizes.
 
     Attributes:
-        is_ready: True if the program was compiled at the previous call.
+        is_ready: True if the program was already compiled at the previous call.
         valid_fraction: The number of valid elements of the padded inputs, divided by the number of all their elements.
     """
 
@@ -194,7 +201,7 @@ class CallPlan:
 
         Args:
             inputs: The graph's inputs.
-            fill: Fills the padding. None leaves the values of padded tensors uninitialised.
+            fill: Fills the padding. None if the program will not run: the padded tensors are then uninitialised.
         """
         arguments = [*inputs, self._lengths]
         for position, region in self._inputs.items():
@@ -206,19 +213,19 @@ class CallPlan:
 
     def crop_results(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """Returns the graph's outputs, cropped from the program's results."""
-        return self._outputs_by(inputs, lambda output: output.crop(results))
+        return self._assemble(inputs, lambda output: output.crop(results))
 
-    def wrap_values(self, inputs: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns the graph's outputs, each in its own memory, from values that torch's kernels have computed.
+    def wrap_values(self, inputs: Sequence[Any], values: Sequence[Any], no_alias_of: Sequence[torch.Tensor]) -> list[Any]:
+        """Returns the graph's outputs, from values that torch's kernels have computed. Each value gets memory of its own.
 
         Args:
             inputs: The graph's inputs.
             values: The kernels' value for each output of the program.
-            others: Tensors that no output may alias.
+            no_alias_of: Tensors whose memory no output may share: a value in their memory is copied.
 
         Raises: RuntimeError for a value whose shape or dtype differs from that in the graph.
         """
-        used = {private.storage_id(tensor) for tensor in others}
+        used = {private.storage_id(tensor) for tensor in no_alias_of}
 
         def make(output: _CroppedOutput) -> torch.Tensor:
             value, spec = values[output.index], output.spec
@@ -228,14 +235,14 @@ class CallPlan:
                 )
             return _with_spec(_in_own_storage(value, used), spec)
 
-        return self._outputs_by(inputs, make)
+        return self._assemble(inputs, make)
 
-    def _outputs_by(self, inputs: Sequence[Any], make: Callable[[_CroppedOutput], torch.Tensor]) -> list[Any]:
-        """Returns the graph's outputs. Several of them may be, or may be views of, one output of the program; these share memory.
+    def _assemble(self, inputs: Sequence[Any], make: Callable[[_CroppedOutput], torch.Tensor]) -> list[Any]:
+        """Returns the graph's outputs. Outputs that are one value, or views of one value, share memory.
 
         Args:
             inputs: The graph's inputs.
-            make: Returns the tensor of an output that the program computes. It is called once for each.
+            make: Returns the tensor of a value that the program computes. It is called once for each value.
         """
         bases: dict[int, torch.Tensor] = {}
         outputs: list[Any] = []
@@ -255,7 +262,10 @@ class CallPlan:
 
 @dataclass(frozen=True)
 class _SymbolicSpec:
-    """A fake tensor's metadata with expressions in place of numbers. A fake tensor makes new objects at each read of its sizes."""
+    """A fake tensor's metadata with sympy expressions in place of numbers.
+
+    It is read once from the fake tensor, which creates new objects each time its sizes are read.
+    """
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -265,24 +275,28 @@ class _SymbolicSpec:
 
     @staticmethod
     def of(fake: torch.Tensor) -> _SymbolicSpec:
+        """Returns the metadata of a fake tensor."""
         shape, stride = tuple(map(_expression, fake.shape)), tuple(map(_expression, fake.stride()))
         return _SymbolicSpec(shape, stride, _expression(fake.storage_offset()), fake.dtype, fake.device)
 
     def concrete(self, symbols: SymbolValues) -> TensorSpec:
+        """Returns the metadata for these values of the size symbols."""
         shape, stride = ([_value(size, symbols) for size in sizes] for sizes in (self.shape, self.stride))
         return TensorSpec(tuple(shape), tuple(stride), self.dtype, self.device, _value(self.offset, symbols))
 
 
 def _expression(size: int | torch.SymInt) -> Any:
+    """Returns a size as a number or as a sympy expression."""
     return size if isinstance(size, int) else size.node.expr
 
 
 def _value(size: Any, symbols: SymbolValues) -> int:
+    """Returns the value of a size, which is a number or a sympy expression."""
     return size if isinstance(size, int) else symbols.number(size)
 
 
 class _CallSizes:
-    """The sizes of a call. Regions and specs are made once for all tensors that have them.
+    """The true and rounded sizes of a call. Tensors with equal sizes share one region, and one spec.
 
     Args:
         true: The true sizes.
@@ -295,19 +309,21 @@ class _CallSizes:
         self._specs: dict[int, TensorSpec] = {}
 
     def region(self, extents: Extents) -> ValidRegion:
-        found = self._regions.get(id(extents))
-        if found is None:
+        """Returns the valid region of a padded tensor. Equal extents must be one object (see `PaddedCalls._intern`)."""
+        region = self._regions.get(id(extents))
+        if region is None:
             sizes = [[_value(factor, self.rounded) for factor in extent.factors] for extent in extents]
             valid = tuple(_value(factor, self.true) for extent in extents for factor in extent.factors)
-            found = ValidRegion(tuple(map(math.prod, sizes)), tuple(size for dims in sizes for size in dims), valid)
-            self._regions[id(extents)] = found
-        return found
+            region = ValidRegion(tuple(map(math.prod, sizes)), tuple(size for dims in sizes for size in dims), valid)
+            self._regions[id(extents)] = region
+        return region
 
     def spec(self, symbolic: _SymbolicSpec) -> TensorSpec:
-        found = self._specs.get(id(symbolic))
-        if found is None:
-            found = self._specs[id(symbolic)] = symbolic.concrete(self.true)
-        return found
+        """Returns the metadata of a tensor with the true sizes. Equal symbolic specs must be one object."""
+        spec = self._specs.get(id(symbolic))
+        if spec is None:
+            spec = self._specs[id(symbolic)] = symbolic.concrete(self.true)
+        return spec
 
 
 @dataclass(frozen=True)
@@ -315,9 +331,9 @@ class _RoundedSizes:
     """A combination of rounded sizes.
 
     Attributes:
-        values: The sizes.
-        overlaps: True if padding would overlap valid elements of a result.
-        timings: The times of calls with these rounded sizes.
+        values: The values of the size symbols.
+        overlaps: True if elements of a result would share memory with these sizes. The sizes are then not used.
+        timings: The timings of calls with these rounded sizes.
     """
 
     values: SymbolValues
@@ -326,10 +342,10 @@ class _RoundedSizes:
 
 
 class PaddedCalls:
-    """Makes the plans of calls of a padded graph.
+    """Creates the plans of calls of a padded graph.
 
-    Everything that depends on sizes is a function of the size symbols. These functions are derived once for the graph, and a call with new
-    sizes evaluates them.
+    All shapes and strides are expressions of the size symbols. The constructor reads these expressions from the graph once, and a call with
+    new sizes evaluates them.
 
     Args:
         padded: The graph for rounded sizes.
@@ -339,14 +355,15 @@ class PaddedCalls:
 
     def __init__(self, padded: PaddedGraph, device: torch.device, capacity: int) -> None:
         self._padded, self._device = padded, device
-        self._interned: dict[Any, Any] = {}  # equal extents, and equal specs, are one object
+        self._interned: dict[Any, Any] = {}  # see `_intern`
+        # The metadata of the outputs that the program computes.
         self._computed: set[_SymbolicSpec] = set()
         self._inputs = {position: self._intern(extents) for position, extents in padded.inputs.items()}
         self._outputs = [self._planner(output) for output in padded.outputs]
         self._rounded: LeastRecentlyUsed[_RoundedSizes] = LeastRecentlyUsed(capacity)
 
     def plan(self, true: SymbolValues) -> CallPlan | None:
-        """Returns the plan of calls with these sizes; None if they cannot be rounded."""
+        """Returns the plan of calls with these true sizes; None if they cannot be rounded."""
         padded = self._padded
         values = padded.rounding({symbol: size for symbol, size in true.values.items() if symbol.is_symbol})
         if values is None or (rounded := self._rounded_sizes(values)).overlaps:
@@ -364,15 +381,17 @@ class PaddedCalls:
         )
 
     def _rounded_sizes(self, values: Mapping[Any, int]) -> _RoundedSizes:
+        """Returns the description of a combination of rounded sizes, from the cache if possible."""
         key = tuple(values.values())
-        found = self._rounded.get(key)
-        if found is None:
+        rounded = self._rounded.get(key)
+        if rounded is None:
             symbols = SymbolValues(values)
-            found = _RoundedSizes(symbols, any(_overlaps(symbolic.concrete(symbols)) for symbolic in self._computed), EagerTimings())
-            self._rounded.put(key, found)
-        return found
+            rounded = _RoundedSizes(symbols, any(_overlaps(symbolic.concrete(symbols)) for symbolic in self._computed), EagerTimings())
+            self._rounded.put(key, rounded)
+        return rounded
 
     def _intern(self, value: Any) -> Any:
+        """Returns the first object that was equal to this one. `_CallSizes` uses the identity of such objects as keys."""
         return self._interned.setdefault(value, value)
 
     def _spec(self, fake: torch.Tensor) -> _SymbolicSpec:
@@ -380,7 +399,7 @@ class PaddedCalls:
         return spec
 
     def _planner(self, output: InputOutput | ComputedOutput | ViewOutput | NumberOutput) -> Callable[[_CallSizes], _PlannedOutput]:
-        """Returns a function from the sizes of a call to the plan for an output."""
+        """Returns a function that plans an output, given the sizes of a call."""
         if isinstance(output, NumberOutput):
             number = output.value
             if number is None or isinstance(number, (int, float, str)):

@@ -1,7 +1,7 @@
 """Graphs of global tensors that XLA's SPMD partitioner splits among processes (`options={"distributed": "spmd"}`).
 
-Every process traces and lowers the same program. The processes compare their programs before XLA compiles them, and each runs its own
-partition on its own shards. XLA chooses the shardings of the values that a forward program saves for its backward program.
+Every process traces and lowers the same program. The processes compare their programs before XLA compiles them. Each process runs its own
+partition, on its own shards. XLA chooses the shardings of the values that a forward program saves for its backward program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from .executable import Executable, compilation_error, execution_error, is_exhau
 from .options import options_for
 from .trace_outputs import TracedOutputs, TraceMetadata
 
-# The sharding of a tensor: the mesh axis for each dimension.
+# The sharding of a tensor: for each of its dimensions, the mesh axes along which the dimension is sharded, separated by commas; "" for
+# none.
 Spec = Sequence[str]
 
 
@@ -46,9 +47,9 @@ class PartitionedProgram:
         options: The options of the compilation.
         mesh: The mesh of processes.
         input_specs: The shardings of inputs, by position.
-        output_specs: The shardings of outputs, by position; XLA chooses those of the other outputs.
-        saved_specs: The shardings of values that a forward graph saves, by node name. The forward graph's runner fills it; the backward
-            graph's runner reads it for inputs that are not in `input_specs`.
+        output_specs: The shardings of outputs, by position. XLA chooses the shardings of the other outputs.
+        saved_specs: The shardings of values that a forward graph saves, by node name. The runner of the forward graph fills this dict. The
+            runner of the backward graph reads it for inputs that are not in `input_specs`.
     """
 
     def __init__(
@@ -66,18 +67,19 @@ class PartitionedProgram:
         self._interpreter, self._options, self._mesh = interpreter, options, mesh
         self._input_specs, self._output_specs, self._saved_specs = input_specs, output_specs, saved_specs
         self._outputs = list(interpreter.output_node.args[0])
-        # The indices of the computed outputs. An output that is an input is the caller's own tensor.
+        # The indices of the outputs that the program computes. An output that is an input is returned as the caller's own tensor.
         self._computed = [index for index, node in enumerate(self._outputs) if isinstance(node, Node) and node.op != "placeholder"]
         self._positions = {node: position for position, node in enumerate(interpreter.placeholders)}
         self._lock = forks.lock()
         self._executable: Executable | None = None
-        self._group_numbers: tuple[int, ...] = ()  # of the process groups for which the executable was compiled
+        # Identifies the process group for which the executable was compiled (see `process_networks.group_numbers`).
+        self._group_numbers: tuple[int, ...] = ()
         forks.call_after_fork(self)
         metrics.add("graphs")
         metrics.add("partitioned")
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Runs this process's part.
+        """Runs this process's partition of the program.
 
         Raises: CollectiveMismatch if the processes' programs differ; CollectiveFailed; ExecutionError; the errors of the graph's checks.
         """
@@ -98,7 +100,7 @@ class PartitionedProgram:
             self._executable = None
 
     def _build_with_events(self) -> Executable:
-        """Builds the program. Emits `CompileStarted` before, and `CompileEnded` after."""
+        """Builds the executable. Emits `CompileStarted` before, and `CompileEnded` after."""
         if not events.has_listeners():
             return self._build()
         events.emit(events.CompileStarted(self.name, self._interpreter, SymbolValues()))
@@ -133,7 +135,7 @@ class PartitionedProgram:
             checks = tuple((check.error, check.message) for check in results.checks)
             return TracedOutputs([*results.outputs, *code], TraceMetadata(checks, results.numbers, results.kernels))
 
-        program.__name__ = "partitioned"  # the same on all processes, whatever else they have compiled
+        program.__name__ = "partitioned"  # graph names have running numbers, but the program must be the same on all processes
         registry.fill()
         with metrics.timed("trace", self.name), jax.enable_x64(True):
             traced = jax.jit(pipeline.PARTITIONABLE(program), keep_unused=True).trace(*avals)
@@ -155,40 +157,43 @@ class PartitionedProgram:
             settings: torch's settings.
             requested: The shardings of the results; None for a result whose sharding XLA chooses.
 
-        Returns: the shardings of the results, the program, its device, and a factory of the context manager in which it runs.
+        Returns: the shardings of the results, the program, its device, and a function that creates the context manager for each run.
         Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
         """
         shardings = [None if spec is None else self._sharding(spec) for spec in requested]
         traced = pipeline.SHARDED(traced, "partitioned", avals, shardings)
         with metrics.timed("lower", self.name), jax.enable_x64(True):
             lowered = private.lower(traced)
-        members = process_networks.Members.of([self._mesh.group])
-        members.agreement.add(self._as_collective(lowered))
+        participants = process_networks.Participants.of([self._mesh.group])
+        participants.agreement.add(self._as_collective(lowered))
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
-        network, compiled = self._compile_for(members, lowered, options)
+        network, compiled = self._compile_for(participants, lowered, options)
         dump.record(self.name, self._interpreter.module, lowered, compiled.text, self._options.dump_directory)
         chosen = compiled.result_shardings()
         specs = [spec if spec is not None else sharding.spec for spec, (_, sharding) in zip(requested, chosen, strict=True)]
         shapes = [info.shape for info in jax.tree.leaves(traced.out_info)]
         is_uneven = [not _divides_evenly(self._sharding(spec), shape) for spec, shape in zip(specs, shapes, strict=True)]
-        if any(is_uneven):  # the partitioner pads uneven shards, and the next program would not know of the padding
+        if any(is_uneven):  # the partitioner pads uneven shards, and the next program would take the padding for data
             replicated = [PartitionSpec() if uneven else spec for uneven, spec in zip(is_uneven, specs, strict=True)]
             if replicated == list(requested):
                 raise CompilationError(
                     f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'distributed': 'torch'}"
                 )
             return self._compile(traced, avals, settings, replicated)
-        return specs, compiled, network.device, functools.partial(members.agreement.running, network.shut_down)
+        return specs, compiled, network.device, functools.partial(participants.agreement.running, network.shut_down)
 
     def _compile_for(
-        self, members: process_networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
+        self, participants: process_networks.Participants, lowered: jax.stages.Lowered, options: Mapping[str, Any]
     ) -> tuple[process_networks.Network, programs.XlaProgram]:
         """Compiles the program for these processes.
+
+        XLA's partitioner may use collectives over any subset of the processes. After a compilation, the missing connections are known, and
+        the program is compiled again for a network that has them.
 
         Returns: the network, with connections for all of the program's collectives, and the program.
         """
         while True:
-            network = members.connected()
+            network = participants.connected()
             with metrics.timed("compile", self.name):
                 try:
                     mesh, keep = self._mesh.replicated.mesh, self._options.heap == "keep"
@@ -198,10 +203,10 @@ class PartitionedProgram:
             needed = {group for group in all_groups_in(compiled.text()) if 1 < len(group) < self._mesh.size}
             if needed <= network.extra_cliques:
                 return network, compiled
-            members.extra_cliques |= needed
+            participants.extra_cliques |= needed
 
     def _as_collective(self, lowered: jax.stages.Lowered) -> Collective:
-        """Returns a description of the whole program, by which the processes compare their programs."""
+        """Returns the whole program as one `Collective`, so that the processes compare their programs as they compare collectives."""
         specs = [SymbolValues().spec(node.meta["val"]) for node in self._interpreter.placeholders]
         first_line = next((line for node in self._interpreter.module.graph.nodes if (line := user_line(node))), "")
         settings = (programs.fingerprint(lowered).hex()[:16],)
@@ -209,7 +214,7 @@ class PartitionedProgram:
 
 
 class _Binding:
-    """See `buffers.protocol.Binding`. Tensors are this process's shards; contiguous ones are aliased, others are copied."""
+    """See `buffers.protocol.Binding`. Tensors are this process's shards. Contiguous ones are aliased, and others are copied."""
 
     donates_inputs = False
 

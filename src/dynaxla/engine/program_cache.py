@@ -1,4 +1,4 @@
-"""The executables of a graph, by the sizes of its inputs. A call that needs an executable compiles it, or another thread does."""
+"""The executables of a graph, by the sizes of its inputs. The thread that calls the graph compiles them, or a background thread does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .unit import CompilationUnit, SpecialisedGraph
 
 @dataclass(frozen=True)
 class CallTemplate:
-    """A description of a call, from which its program can be compiled later.
+    """A description of a call, from which the call's program can be compiled later, without the call's tensors.
 
     Attributes:
         args: The inputs, with meta tensors in place of tensors.
@@ -38,15 +38,17 @@ class CallTemplate:
 
     @staticmethod
     def of(args: Sequence[Any], platform: str) -> CallTemplate:
+        """Returns the template of a call now."""
         return CallTemplate([meta_like(arg) for arg in args], Settings.current(platform), torch.get_default_dtype())
 
     def specialised(self, unit: CompilationUnit) -> SpecialisedGraph:
+        """Returns the graph with the sizes of the call, and the settings of that time."""
         with dtypes.defaulting_to(self.default_dtype):
             return unit.specialise(self.args, self.settings)
 
 
 def meta_like(arg: Any) -> Any:
-    """Returns a meta tensor with the sizes, strides and dtype of a tensor; any other input as it is."""
+    """Returns a meta tensor with the sizes, strides and dtype of a tensor. An input that is not a tensor is returned unchanged."""
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta") if isinstance(arg, torch.Tensor) else arg
 
 
@@ -55,8 +57,8 @@ class _QueuedCompilation:
     """A program that waits to be compiled in the background.
 
     Attributes:
-        graph: The graph to compile.
-        pending: Runs calls until then; None if the caller of `ready` runs them itself.
+        graph: The graph to compile, or the template of a call from which the background thread makes that graph.
+        pending: The runnable for calls until the program is compiled; None if the caller of `ready` runs these calls itself.
         requests: The number of calls so far that needed the program.
     """
 
@@ -65,8 +67,8 @@ class _QueuedCompilation:
     requests: int = 0
 
 
-# With the option compile="auto", a program is compiled in the background after this many calls that needed it. In a hundred calls with
-# different lengths up to 512, only the four largest buckets have more.
+# With the option compile="auto", a program is compiled in the background once this many calls have needed it. In a hundred calls with
+# different lengths up to 512, only the four largest buckets are called more often.
 _MIN_REQUESTS = 8
 
 
@@ -74,31 +76,32 @@ class ProgramCache:
     """The executables of a graph. Thread-safe.
 
     Attributes:
-        foreground_left: The number of programs that calls still wait for. Another thread compiles further programs, while torch's kernels
-            run the calls.
-        fast_path: The fast path (`EagerExecutable.fast_path`) if torch's kernels run every call of the graph.
+        foreground_left: The number of further programs for whose compilation calls wait. When it is 0, the background thread compiles, and
+            torch's kernels run calls until then.
+        fast_path: The executable's fast path (`EagerExecutable.fast_path`) if torch's kernels run every call of the graph, else None.
     """
 
     def __init__(self, unit: CompilationUnit) -> None:
         self._unit = unit
-        self._count = unit.options.executables
+        self._capacity = unit.options.executables
         self._create_executables()
         self.fast_path: Callable[[list[Any]], list[Any] | None] | None = None
         self.foreground_left = unit.foreground_programs
         self._min_requests = _MIN_REQUESTS if unit.options.compile == "auto" else 1
-        self._queue: OrderedDict[Any, _QueuedCompilation] = OrderedDict()  # the most recently requested program is last
+        # By key, in the order of the programs' latest requests: the most recently requested program is last.
+        self._queue: OrderedDict[Any, _QueuedCompilation] = OrderedDict()
         self._queue_lock = forks.lock()
         self._lock = forks.lock()
         forks.call_after_fork(self)
 
     def _create_executables(self) -> None:
-        self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._count)
-        # Returns the executable for a key; None if there is none.
+        self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._capacity)
+        # Returns the executable for a key; None if there is none. A bound method in an attribute, because each call of the graph needs it.
         self.get: Callable[[Any], Runnable | None] = self._executables.get
 
     @property
     def in_background(self) -> bool:
-        """True if another thread compiles, while torch's kernels run calls."""
+        """True if further programs are compiled by the background thread."""
         return self.foreground_left <= 0
 
     def put(self, key: Any, executable: Runnable) -> None:
@@ -108,7 +111,13 @@ class ProgramCache:
             self.fast_path = executable.fast_path
 
     def compiled(self, key: Any, args: Sequence[Any], except_for: Runnable | None = None) -> Runnable:
-        """Returns the executable for these inputs. This thread compiles it if there is none, or only `except_for`."""
+        """Returns the executable for these inputs. If there is none, this thread compiles it.
+
+        Args:
+            key: The key of the inputs.
+            args: The inputs.
+            except_for: An executable that counts as missing, because it does not match the inputs.
+        """
         with self._lock:
             executable = self._executables.get(key)
             if executable is None or executable is except_for:
@@ -123,9 +132,10 @@ class ProgramCache:
         return executable
 
     def pending(self, key: Any, args: Sequence[Any]) -> Runnable:
-        """Returns a runnable for this call: the executable if there is one, else torch's kernels, while another thread compiles.
+        """Returns a runnable for these inputs, without waiting for XLA to compile.
 
-        Afterwards the inputs are no longer needed for compilation.
+        It is the executable if there is one. Otherwise the program is queued for the background thread, and torch's kernels run the call.
+        The queue does not refer to the inputs.
         """
         unit = self._unit
         with self._queue_lock:
@@ -152,7 +162,7 @@ class ProgramCache:
         return pending
 
     def ready(self, key: Any, args: Sequence[Any]) -> Runnable | None:
-        """Returns the executable for inputs like these. If another thread still has to compile it, requests that and returns None."""
+        """Returns the executable for inputs like these; None if there is none. Then the background thread is asked to compile it."""
         with self._queue_lock:
             executable = self._executables.get(key)
             if executable is not None:
@@ -165,25 +175,29 @@ class ProgramCache:
         return None
 
     def _count_request(self, key: Any) -> bool:
-        """Counts a request. Returns: True if the program has been requested often enough to be compiled. The caller must hold the lock."""
+        """Counts a request of a queued program. Returns: True if it has been requested often enough to be compiled.
+
+        The caller must hold `_queue_lock`.
+        """
         self._queue.move_to_end(key)
         queued = self._queue[key]
         queued.requests += 1
         return queued.requests >= self._min_requests
 
     def _next(self) -> Any:
-        """Returns the key of the most recently requested program that is to be compiled; None if there is none."""
+        """Returns the key of the program to compile next: the most recently requested one with enough requests. None if there is none."""
         return next((key for key, queued in reversed(self._queue.items()) if queued.requests >= self._min_requests), None)
 
     def _enqueue(self, key: Any, queued: _QueuedCompilation) -> None:
+        """Queues a program, and drops the least recently requested one if the queue is longer than the cache's capacity."""
         self._queue[key] = queued
-        if len(self._queue) > self._count:
+        if len(self._queue) > self._capacity:
             self._queue.popitem(last=False)
 
     def work(self) -> bool:
-        """Compiles the most recently requested program in the queue. Returns: True if more programs are to be compiled.
+        """Compiles the next program of the queue. The background thread calls this. Returns: True if more programs are to be compiled.
 
-        A failure is logged. From then on calls of this graph compile in the foreground, so that they raise the error.
+        A failure is logged. From then on the calls of this graph compile their programs themselves, so that they raise the error.
         """
         with self._queue_lock:
             key = self._next()
@@ -205,7 +219,7 @@ class ProgramCache:
             return self._next() is not None
 
     def after_fork(self) -> None:
-        """In a forked child: drops the parent's programs without calling or freeing them."""
+        """In a forked child: drops the parent's programs without calling or freeing them (XLA cannot run in the child)."""
         self.fast_path = None
         if len(self._executables):
             forks.leak(self._executables)

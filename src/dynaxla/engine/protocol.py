@@ -1,4 +1,4 @@
-"""The interface of an engine, which turns a graph into a runner."""
+"""The interfaces of an engine and of its runners. An engine turns a graph into a runner, which runs the graph's calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from .executable import Executable
 
 
 class Runner(Protocol):
-    """A graph that can be called with the list of its inputs (AOTAutograd's boxed convention: the call empties the list). Thread-safe.
+    """A graph that can be called with the list of its inputs. Thread-safe.
+
+    The call empties the list (AOTAutograd's boxed calling convention), so that inputs can be freed during the call.
 
     Attributes:
         name: The graph's name.
@@ -21,7 +23,7 @@ class Runner(Protocol):
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Returns the graph's outputs.
 
-        Raises: ExecutionError and other errors of dynaxla; exceptions of a torch kernel. No input has been written to in that case.
+        Raises: ExecutionError and other errors of dynaxla; exceptions of a torch kernel. If it raises, no input has been written to.
         """
 
     def executables(self) -> list[Executable]:

@@ -1,4 +1,4 @@
-"""A baseline for benchmarks: at every call it traces, lowers and looks up the program, as lazy tensors do."""
+"""A baseline for benchmarks: an engine that traces, lowers and looks up the program at every call, as lazy tensors do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .unit import CompilationUnit
 
 
 class Retrace:
-    """An engine whose runners trace and lower their graph at every call, and find the compiled program by the lowered program's hash."""
+    """An engine whose runners trace and lower their graph at every call, and look up the compiled program by a hash of the lowered one."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -47,7 +47,7 @@ class RetracedProgram:
             executable = bind(unit, None, specialised.buffers, specialised.metadata)
             return executable(executable.take(args))
         traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers)
-        mesh = buffers.where
+        mesh = buffers.replicated
         if mesh is not None:
             traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
         try:

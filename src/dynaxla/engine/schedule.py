@@ -1,4 +1,4 @@
-"""A schedule: the steps that compute a graph, in order, when one program is not enough or some work is not a program's."""
+"""A schedule: the steps that compute a graph, in order, if one XLA program alone cannot compute it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class StepKind(Enum):
     """The kind of work of a step.
 
     Attributes:
-        PROGRAM: A compiled program.
-        KERNELS: Ops that no program can contain, run by torch's kernels. Copies between devices are among them.
-        WRITE: Writes to inputs. Nothing can fail after them.
-        PYTHON: Python code that reads no values of tensors.
+        PROGRAM: A runner with one or more XLA programs.
+        KERNELS: Ops that no XLA program can contain, run by torch's kernels. Copies between devices are among them.
+        WRITE: Writes of torch's ops to inputs. No step that could fail follows.
+        PYTHON: Python code that does not read the values of tensors.
     """
 
     PROGRAM = "program"
@@ -31,13 +31,13 @@ class StepKind(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a schedule. Each value has a name: any hashable object, such as a node of a graph.
+    """A step of a schedule. Each value that passes between steps has a name: any hashable object, such as a node of a graph.
 
     Attributes:
         kind: The kind of work.
-        run: Takes the list of the step's inputs, which it may clear, and returns the outputs. For a program, it is a runner.
-        inputs: The names of the values that the step takes.
-        outputs: The names of the values that the step returns.
+        run: Called with the list of the step's inputs, which it may clear; returns the outputs. For the kind PROGRAM it is a runner.
+        inputs: The names of the step's inputs.
+        outputs: The names of the step's outputs.
         module: The graph that the step computes, for the kinds PROGRAM and KERNELS.
     """
 
@@ -50,56 +50,62 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class ConstantOutput:
-    """An output of a graph that is the same in each call."""
+    """An output of a graph that is the same in each call, such as None."""
 
     value: Any
 
 
 class Schedule:
-    """The runner (see `protocol.Runner`) of a list of steps. A value is freed before the last step that takes it runs.
+    """The runner (see `protocol.Runner`) of a list of steps.
+
+    The schedule drops its reference to a value before the last step that takes the value runs, so that the step can free the memory.
 
     Args:
         name: The graph's name.
         inputs: The names of the graph's inputs, in order.
         steps: The steps, in order.
-        outputs: The names of the graph's outputs, or constants.
+        outputs: The names of the graph's outputs; a `ConstantOutput` for an output that is a constant.
     """
 
     def __init__(self, name: str, inputs: Sequence[Hashable], steps: Sequence[Step], outputs: Sequence[Hashable]) -> None:
         self._boxed_call = True
         self.name, self.steps = name, tuple(steps)
         constants = [output for output in outputs if isinstance(output, ConstantOutput)]
-        slots: dict[Hashable, int] = {}  # the index of each value in the list of all values
+        # A call keeps all values in one list: the inputs, the outputs of the steps, and the constants. These are the indices in that list.
+        index_of: dict[Hashable, int] = {}
         for value in [*inputs, *(value for step in steps for value in step.outputs), *constants]:
-            slots.setdefault(value, len(slots))
-        self._output_slots = [slots[output] for output in outputs]
-        # The initial values of the slots after the inputs'.
-        self._more: list[Any] = [None] * (len(slots) - len(inputs))
+            index_of.setdefault(value, len(index_of))
+        self._output_indices = [index_of[value] for value in outputs]
+        # The values after the inputs, at the start of a call.
+        self._initial_values: list[Any] = [None] * (len(index_of) - len(inputs))
         for constant in constants:
-            self._more[slots[constant] - len(inputs)] = constant.value
-        last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
-        kept = {*outputs}
-        dead = [[slots[value] for value, last in last_use.items() if last == index and value not in kept] for index in range(len(steps))]
-        # For each step: its function, and the slots of its inputs, of its outputs, and of the values that no later step takes.
-        self._runs = [
-            (step.run, [slots[value] for value in step.inputs], [slots[value] for value in step.outputs], dead[index])
-            for index, step in enumerate(steps)
+            self._initial_values[index_of[constant] - len(inputs)] = constant.value
+        last_use = {value: number for number, step in enumerate(steps) for value in step.inputs}
+        returned = {*outputs}
+        dead = [
+            [index_of[value] for value, last in last_use.items() if last == number and value not in returned]
+            for number in range(len(steps))
+        ]
+        # For each step: its function, and the indices of its inputs, of its outputs, and of the values that no later step takes.
+        self._indexed_steps = [
+            (step.run, [index_of[value] for value in step.inputs], [index_of[value] for value in step.outputs], dead[number])
+            for number, step in enumerate(steps)
         ]
         self._is_one_program = [step.kind for step in steps if step.kind in (StepKind.PROGRAM, StepKind.KERNELS)] == [StepKind.PROGRAM]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if dry_run.threads and not self._is_one_program:
             dry_run.stop_if_dry_run(self, args)
-        values = [*args, *self._more]
+        values = [*args, *self._initial_values]
         args.clear()
-        for run, input_slots, output_slots, dead in self._runs:
-            inputs = [values[slot] for slot in input_slots]
-            for slot in dead:
-                values[slot] = None
+        for run, input_indices, output_indices, dead in self._indexed_steps:
+            inputs = [values[index] for index in input_indices]
+            for index in dead:
+                values[index] = None
             outputs = run(inputs)
-            for slot, value in zip(output_slots, outputs, strict=True):
-                values[slot] = value
-        return [values[slot] for slot in self._output_slots]
+            for index, value in zip(output_indices, outputs, strict=True):
+                values[index] = value
+        return [values[index] for index in self._output_indices]
 
     def executables(self) -> list[Executable]:
         runners = [step.run for step in self.steps if step.kind is StepKind.PROGRAM]

@@ -1,11 +1,11 @@
-"""Builds the schedule of a graph. Passes extract work that no XLA program can do, or that not every call needs; the rest is compiled.
+"""Builds the schedule of a graph: passes extract work that no XLA program can do, or that not every call needs. The rest is compiled.
 
 The passes, in order:
 
-late writes   torch's in-place ops write slices of large inputs, after the program has succeeded
-counters      Python computes numbers that no tensor depends on, so that one program serves all of their values
-freeze        a separate program computes the values that depend only on parameters and buffers, again only after one of these has changed
-split         torch runs ops that no XLA program can contain, between programs; each program has one device
+late writes   after the program has succeeded, torch's in-place ops write its results into slices of large inputs
+counters      Python computes numbers that no tensor depends on, so that one program serves all values of these numbers
+freeze        a separate program computes the values that depend only on parameters and buffers, and only after one of these has changed
+split         between programs, torch runs ops that no XLA program can contain; each program has one device
 buckets       sizes are rounded up, so that one program serves many sizes (bucket.py)
 """
 
@@ -47,8 +47,9 @@ def engine_for(options: Options, *, retrace: bool = False, collectives: bool = T
 
     Args:
         options: The options of the compilation.
-        retrace: True to trace at every call (see retrace.py).
-        collectives: See `Scheduler`. False for the graph of a training step, which may contain none and is not cut into equal blocks.
+        retrace: True for an engine that traces at every call (see retrace.py).
+        collectives: See `Scheduler`. False for the graph of a recorded training step, which must not contain any, and which is compiled as
+            one program even if it has equal blocks.
         innermost: The engine that compiles programs; by default one for these options.
     """
     engine = innermost or (Retrace(options) if retrace else Xla(options, blocks=collectives))
@@ -56,10 +57,10 @@ def engine_for(options: Options, *, retrace: bool = False, collectives: bool = T
 
 
 class Scheduler:
-    """An engine that builds schedules, with programs of another engine.
+    """An engine that builds schedules. Another engine compiles the programs.
 
     Args:
-        compiler: The engine of the programs.
+        compiler: The engine that compiles the programs.
         options: The options of the compilation.
         collectives: True if collectives and other asynchronous work may run between the programs.
     """
@@ -70,10 +71,10 @@ class Scheduler:
     def runner(self, graph: AtenGraph) -> Runner:
         """Returns a runner for the graph.
 
-        Raises: UnsupportedOp for an op between programs if options.fallback is "error"; CaptureError for a collective that is not allowed;
-            the compiler's errors.
+        Raises: UnsupportedOp for an op that no program can contain if options.fallback is "error"; CaptureError for a collective that is
+            not allowed; the compiler's errors.
         """
-        # If XLA owns the memory, the program itself writes in place.
+        # If the tensors are JAX arrays, the program itself writes to them in place.
         late = None if _is_in_xla(graph) else pipeline.LATE_WRITES(graph)
         if late is None:
             return self._without_counters(graph)
@@ -81,6 +82,7 @@ class Scheduler:
         return _with_late_writes(count, self._without_counters(late.graph), late)
 
     def _without_counters(self, graph: AtenGraph) -> Runner:
+        """Returns a runner in which a Python step computes the numbers that no tensor depends on."""
         counters = pipeline.PYTHON_COUNTERS(graph.module)
         if counters is None:
             return self._frozen(graph) if self._options.freeze else self.split(graph)
@@ -96,6 +98,7 @@ class Scheduler:
         return Schedule(graph.name, range(len(graph.module.graph.find_nodes(op="placeholder"))), [count, program], outputs)
 
     def _frozen(self, graph: AtenGraph) -> Runner:
+        """Returns a runner that keeps the values which depend only on parameters and buffers (option freeze)."""
         device = devices.main_device(graph_devices(graph.module, unsupported_nodes(graph.module)))
         implementations = self._options.implementations
 
@@ -115,16 +118,18 @@ class Scheduler:
         return PackedOrPlain(self.frozen_schedule(graph, packed), plain)
 
     def frozen_schedule(self, graph: AtenGraph, frozen: Frozen) -> Schedule:
-        """Returns the schedule of an inference graph in two parts: values of parameters and buffers alone, and the rest."""
+        """Returns the schedule of an inference graph in two parts. The first computes values from parameters and buffers alone."""
         module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
         placeholders = module.graph.find_nodes(op="placeholder")
         static = {placeholders[position] for position in graph.static} | set(prepared.outputs)
-        prepare = self.split(AtenGraph(f"{graph.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
+        prepare = self.split(
+            AtenGraph(f"{graph.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits_for_checks=True)
+        )
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
         waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
         prepared_positions = [rest.inputs.index(node) for node in prepared.outputs]
         open_inputs = OpenLayouts(prepared_positions)
-        run = self.split(AtenGraph(graph.name, rest.module, positions, waits=waits, open_inputs=open_inputs))
+        run = self.split(AtenGraph(graph.name, rest.module, positions, waits_for_checks=waits, open_inputs=open_inputs))
         steps = [
             Step(
                 StepKind.PROGRAM, FrozenValues(prepare, open_inputs, prepared_positions), prepared.inputs, prepared.outputs, prepared.module
@@ -134,7 +139,7 @@ class Scheduler:
         return Schedule(graph.name, placeholders, steps, _outputs(module.graph.output_node().args[0]))
 
     def split(self, graph: AtenGraph) -> Runner:
-        """Returns the runner of a graph that may have ops that no program can contain, such as copies between devices."""
+        """Returns the runner of a graph which may have ops that no program can contain. These ops run between programs."""
         module = graph.module
         if has_several_devices(module):
             module = copy_graph(module)
@@ -159,21 +164,21 @@ class Scheduler:
         return self.split_schedule(graph, pipeline.SPLIT(module, between.__contains__)) if between else self._compiler.runner(graph)
 
     def _report(self, unsupported: dict[Node, str], unreported: Collection[Node]) -> None:
-        """Counts and logs the ops that run between programs.
+        """Counts and logs the ops that no program can contain.
 
         Args:
             unsupported: The reason why no program can contain a node, by node.
-            unreported: The nodes among them that are neither counted nor logged.
+            unreported: The nodes of `unsupported` that are neither counted nor logged.
 
         Raises: see `runner`.
         """
         for node, reason in unsupported.items():
             if reason == ASYNCHRONOUS and not self._collectives:
-                raise _error(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
+                raise _error(CaptureError, node, reason, _COLLECTIVE_HINT)
             if node in unreported:
                 continue
             if self._options.fallback == "error":
-                raise _error(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
+                raise _error(UnsupportedOp, node, reason, _SPLIT_HINT)
             coverage.count_fallback(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
 
     def split_schedule(self, graph: AtenGraph, parts: list[GraphPart]) -> Schedule:
@@ -182,8 +187,10 @@ class Scheduler:
         static = {placeholders[position] for position in graph.static}
         between = [node.target for part in parts if not part.compiled for node in part.module.graph.nodes]
         writes = any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in between)
-        waits = writes or bool(written_inputs(graph.module.graph))  # a part's program does not guard writes outside of it
-        # Results of a part of a forward graph need the graph's strides, because torch may read them.
+        # The program of a part cannot protect inputs from writes of other parts or of AOTAutograd after the call.
+        waits = writes or bool(written_inputs(graph.module.graph))
+        # Results of a part of a forward graph must have the graph's strides, because torch's kernels may read them. The phase "forward"
+        # would leave the strides of saved tensors open.
         phase: Phase = "inference" if graph.phase == "forward" else graph.phase
         steps = []
         for number, part in enumerate(parts):
@@ -204,13 +211,13 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
     Args:
         inputs: The number of the graph's inputs.
         run: The runner of the graph without its late writes.
-        late: The late writes.
+        late: The late writes, and the graph without them.
     """
     module = late.graph.module
     results = [("result", index) for index in range(len(module.graph.output_node().args[0]))]
 
     def check(written: list[torch.Tensor]) -> tuple[()]:
-        """Raises RuntimeError, as torch does, for an inference tensor that must not be written to, before anything is written."""
+        """Raises RuntimeError, as torch does, if an inference tensor is written to outside of inference mode. Nothing is written before."""
         if not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in written):
             raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed. Clone it first.")
         return ()
@@ -230,15 +237,17 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
 
 
 def _outputs(outputs: Any) -> list[Any]:
+    """Returns the outputs of a graph as names for `Schedule`."""
     return [output if isinstance(output, Node) else ConstantOutput(output) for output in outputs]
 
 
 def _is_in_xla(graph: AtenGraph) -> bool:
+    """True if the graph's tensors are JAX arrays (device "jax")."""
     return devices.is_in_xla(devices.main_device(tensor.device for node in graph.module.graph.nodes for tensor in tensors_of(node)))
 
 
-_INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use an op with a result of fixed size, e.g. torch.where"
-_INSTEAD_OF_COLLECTIVES = (
+_SPLIT_HINT = "options={'fallback': 'kernel'} splits the graph here; or use an op with a result of fixed size, e.g. torch.where"
+_COLLECTIVE_HINT = (
     "compile only the model, with torch.compile(model, backend='dynaxla'): backward, collectives and optimizer then run as usual"
 )
 

@@ -1,4 +1,4 @@
-"""Programs that an earlier trace of an equal graph has produced, found by the record of the trace."""
+"""Finds the program of an earlier trace of an equal graph, by the record of that trace (see records.py), and stores such records."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .executable import Executable
 from .trace_outputs import TraceMetadata
 from .unit import CompilationUnit, SpecialisedGraph
 
-# Live programs by record key, device and heap option. Equal graphs share one program: layers that are compiled one by one, a second bucket
-# of DistributedDataParallel, a notebook cell that runs again.
+# The programs of this process that have a record and are still in use, by (record key, device, option heap). So equal graphs share one
+# program: layers that are compiled one by one, a second bucket of DistributedDataParallel, a notebook cell that runs again.
 _live_programs: weakref.WeakValueDictionary[tuple[str, jax.Device, str], programs.XlaProgram] = weakref.WeakValueDictionary()
 
 
@@ -42,10 +42,10 @@ def record_key(
     avals: Sequence[jax.ShapeDtypeStruct],
     key_parts: Sequence[Any],
 ) -> str | None:
-    """Returns the key of the record of a graph, or of a segment of it.
+    """Returns the key of the record of a graph, or of a segment of a graph; None if it has no record.
 
-    None if it has no record. Only graphs on the CPU with static sizes and without XLA's own collectives have records, and only if there
-    is a store. A dump, a debug log and the option `tune` need a new trace.
+    Only graphs on the CPU with static sizes and without XLA's own collectives have records, and only if there is a store. There are no
+    records with a dump, a debug log or the option `tune`, because these need a new trace.
 
     Args:
         unit: The graph.
@@ -53,7 +53,7 @@ def record_key(
         settings: torch's settings.
         function: The function to trace.
         avals: The shapes and dtypes of the program's arguments.
-        key_parts: Everything else that the program or its calling convention depends on, as plain data.
+        key_parts: All other values that the program or its calling convention depends on, as plain data.
     """
     is_dumped = unit.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
     if unit.platform != "cpu" or unit.groups or not unit.sizes.is_static or is_dumped or unit.options.tune or unit.store("records") is None:
@@ -64,7 +64,7 @@ def record_key(
 
 
 def stored_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable | None:
-    """Returns the executable for these sizes if the stores hold its compiled program; else None."""
+    """Returns the executable for these sizes if the stores have its compiled program, so that XLA need not compile; else None."""
     if specialised.function is None or (key := graph_key(unit, specialised, specialised.function)) is None:
         return None
     with programs.below_caller():
@@ -72,31 +72,31 @@ def stored_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> E
 
 
 def load_recorded_executable(unit: CompilationUnit, key: str, buffers: Buffers, *, only_stored: bool = False) -> Executable | None:
-    """Returns the executable of the record with this key; None if there is none.
+    """Returns an executable with the program of a record; None if there is no such record.
 
     Args:
         unit: The graph.
         key: The record's key.
         buffers: The graph's buffers.
-        only_stored: If true, return None where XLA would have to compile the program again.
+        only_stored: True to return None if XLA would have to compile the program again.
     """
     recorded = load_recorded(unit, key, only_stored=only_stored)
     if recorded is None:
         return None
     compiled, record = recorded
     unit.interpreter.count_lowered([*buffers.nodes, *buffers.numbers])
-    return bind(unit, compiled, buffers.ordered(record.orders), TraceMetadata(tuple(record.checks), record.numbers))
+    return bind(unit, compiled, buffers.with_result_orders(record.orders), TraceMetadata(tuple(record.checks), record.numbers))
 
 
 def load_recorded(
     unit: CompilationUnit, key: str | None, *, only_stored: bool = False
 ) -> tuple[programs.XlaProgram, records.Record] | None:
-    """Returns the program and the record with this key; None if there is no record.
+    """Returns the program and the record with this key; None if there is no such record, or its program cannot be loaded.
 
     Args:
         unit: The graph.
-        key: The record's key; None if it has none.
-        only_stored: If true, return None where XLA would have to compile the program again.
+        key: The record's key; None if the graph has no record.
+        only_stored: True to return None if XLA would have to compile the program again.
     """
     record_store, store = unit.store("records"), unit.store("programs")
     if key is None or record_store is None or store is None or (record := records.Record.find(record_store, key)) is None:
@@ -106,7 +106,8 @@ def load_recorded(
     if compiled is None and only_stored and not programs.is_stored(record.reference):
         return None
     if compiled is None:
-        with metrics.timed("compile", unit.name), contextlib.suppress(jax.errors.JaxRuntimeError):  # on failure: build without the record
+        # If XLA refuses the program, the caller builds a new one without the record.
+        with metrics.timed("compile", unit.name), contextlib.suppress(jax.errors.JaxRuntimeError):
             compiled = programs.from_reference(record.reference, unit.jax_device, record.options, store, unit.options.heap == "keep")
     if compiled is None:
         return None
@@ -125,7 +126,18 @@ def record(
     metadata: TraceMetadata,
     orders: Mapping[int, tuple[int, ...]],
 ) -> None:
-    """Stores the result of a trace under the key, if there is one and the program calls no torch kernels."""
+    """Stores the record of a trace. It does nothing without a key, and for a program that calls torch's kernels.
+
+    Args:
+        unit: The graph.
+        key: The record's key; None if the graph has no record.
+        lowered: The program as StableHLO.
+        compiled: The compiled program.
+        traced: The program as a jaxpr.
+        settings: torch's settings, which the program follows.
+        metadata: The metadata of the trace.
+        orders: The memory orders of free results (see `Buffers.with_result_orders`).
+    """
     store, options = unit.store("records"), xla_options(unit, traced, settings)
     if key is None or store is None or metadata.kernels:
         return

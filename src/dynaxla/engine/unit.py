@@ -1,4 +1,5 @@
-"""A graph to compile, with the facts about it that do not depend on its sizes."""
+"""A graph to compile: with the facts about it that do not depend on its sizes (`CompilationUnit`), and with concrete sizes
+(`SpecialisedGraph`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import jax
 import torch
 
 from .. import forks
-from ..buffers.device_kinds import Request, kind_of
+from ..buffers.device_kinds import BufferRequest, kind_of
 from ..buffers.native import GraphDevice, NativeBuffers
 from ..buffers.output_plan import Storages
 from ..buffers.protocol import Buffers
@@ -36,25 +37,26 @@ from .eager_executable import EagerGraph
 from .options import default_options
 from .trace_outputs import TraceMetadata
 
-# Returns the store for a folder name, where later processes find entries; None if nothing is stored.
-Stores = Callable[[str], StoreProtocol | None]
-# With the option compile="auto", calls wait for this many programs of a graph. Two combinations of sizes are usual, even if sizes hardly
-# change: a smaller last batch, or another batch size for evaluation. A graph with more than two usually has many.
+# Returns the store of a folder, given the folder's name (see runtime/store.py); None if the options ask for no stores.
+GetStore = Callable[[str], StoreProtocol | None]
+# With the option compile="auto", calls wait for the compilation of a graph's first programs, up to this number. Two combinations of sizes
+# are usual even where sizes hardly change: a smaller last batch, or another batch size for evaluation. A graph with more than two
+# combinations usually has many.
 FOREGROUND_PROGRAMS = 2
 
 
 @dataclass(frozen=True)
 class SpecialisedGraph:
-    """A graph with concrete sizes. It is independent of the inputs that it was specialised for.
+    """A graph with concrete sizes. It refers to no inputs, although it was specialised for the sizes of some.
 
     Attributes:
         function: The computation; None if there is nothing to compute.
         buffers: The memory of the graph's inputs and outputs.
-        metadata: The metadata of a graph without a function; empty otherwise.
+        metadata: The metadata of a graph without a function. Empty for other graphs, whose metadata is known after the trace.
         settings: torch's settings at the time of specialisation.
         symbols: The values of the graph's size symbols.
-        numbers: The non-tensor inputs, by position.
-        members: The processes that take part in collectives that XLA itself executes; None without such collectives.
+        numbers: The inputs that are not tensors, by position.
+        participants: The processes that take part in collectives that XLA itself executes; None without such collectives.
     """
 
     function: Function | None
@@ -63,11 +65,11 @@ class SpecialisedGraph:
     settings: Settings
     symbols: SymbolValues
     numbers: Mapping[int, Any]
-    members: process_networks.Members | None = None
+    participants: process_networks.Participants | None = None
 
 
 class CompilationUnit:
-    """A graph with everything about it that does not depend on its sizes.
+    """A graph to compile, with all facts about it that do not depend on its sizes.
 
     Args:
         graph: The graph.
@@ -78,14 +80,15 @@ class CompilationUnit:
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 
-    def __init__(self, graph: AtenGraph, options: Options, *, blocks: bool = False, store: Stores | None = None) -> None:
+    def __init__(self, graph: AtenGraph, options: Options, *, blocks: bool = False, store: GetStore | None = None) -> None:
         self.name = graph.name
         self.options = options
         self.store = store or options.store
         self.phase = graph.phase
-        # With gradients, each block passes on many values besides its result: split, a training step of BERT takes 1.1 times as long.
+        # Only for inference: with gradients, each block passes on many values besides its result. A training step of BERT takes 1.1 times
+        # as long if its graph is split.
         self.has_blocks = blocks and graph.phase == "inference" and options.distributed == "torch"
-        self.waits = graph.waits
+        self.waits_for_checks = graph.waits_for_checks
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
@@ -115,20 +118,26 @@ class CompilationUnit:
 
     @functools.cached_property
     def storages(self) -> Storages:
+        """The storages of the graph's values."""
         return Storages(self.interpreter.module.graph)
 
     @functools.cached_property
     def jax_device(self) -> jax.Device:
+        """The JAX device on which the graph's programs run."""
         return devices.jax_device(self.device)
 
     @functools.cached_property
     def reports_late(self) -> bool:
-        """True for arrays on an asynchronous device, unless later writes depend on the checks."""
-        return self.device_kind is not None and not self.waits and late_checks.is_asynchronous(self.jax_device)
+        """True if calls do not wait for the checks of the graph's programs: on an asynchronous device of the kind "jax".
+
+        Writes of other programs must not depend on the checks (`AtenGraph.waits_for_checks`). (For torch's own GPU memory, see
+        `NativeBinding.report`.)
+        """
+        return self.device_kind is not None and not self.waits_for_checks and late_checks.is_asynchronous(self.jax_device)
 
     @functools.cached_property
     def choose(self) -> RecordingChooser:
-        """Chooses an implementation for each problem: by measurement with the option `tune`, otherwise by rules."""
+        """The function that chooses an implementation for each problem: by measurement with the option `tune`, else by rules."""
         if self.options.tune:
             options = {**default_options(self.platform), **self.options.xla}
             heap_is_kept = self.options.heap == "keep"
@@ -143,7 +152,7 @@ class CompilationUnit:
         Args:
             args: The inputs of a call.
             settings: torch's settings; the current ones by default.
-            planned: See `Request`.
+            planned: True if the program will not run, so that its inputs may be planned for a virtual mesh.
         """
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         values = [node.meta["val"] for node in interpreter.placeholders]
@@ -154,37 +163,37 @@ class CompilationUnit:
         if self.device_kind is not None:
             rederived_outputs, donate = self.rederived_outputs, self.options.donate
             buffers = self.device_kind.buffers(
-                Request(
+                BufferRequest(
                     interpreter, symbols, args, self.phase, device, self.storages, rederived_outputs, donate, planned, self.reports_late
                 )
             )
         else:
             free, open_inputs = reorders or self.opens_layouts, self.open_inputs if self.opens_layouts else None
             buffers = NativeBuffers(
-                interpreter, symbols, args, self.static_inputs, self.phase, device, free, self.waits, open_inputs, self.storages
+                interpreter, symbols, args, self.static_inputs, self.phase, device, free, self.waits_for_checks, open_inputs, self.storages
             )
         numbers = {index: args[index] for index in self.sizes.numbers}
-        # A graph without buffers of its own may still contain checks, or kernel calls with side effects.
+        # A graph whose outputs are all inputs, views of inputs or numbers may still contain checks, or kernels with side effects.
         if not buffers.nodes and not interpreter.has_effects:
             return SpecialisedGraph(
                 None, buffers, TraceMetadata(numbers=self.numbers(buffers, symbols, numbers)), settings, symbols, numbers
             )
-        choose = self.choose if buffers.where is None else choose_generic
-        members = process_networks.Members.of(self.groups) if self.groups else None
+        choose = self.choose if buffers.replicated is None else choose_generic
+        participants = process_networks.Participants.of(self.groups) if self.groups else None
         function = Function(
             interpreter, symbols, numbers, buffers.nodes, buffers.numbers,
-            settings=settings, choose=choose, reorders=reorders and buffers.where is None, replicated=buffers.where,
-            members=members,
+            settings=settings, choose=choose, reorders=reorders and buffers.replicated is None, replicated=buffers.replicated,
+            participants=participants,
         )  # fmt: skip
-        return SpecialisedGraph(function, buffers, TraceMetadata(), settings, symbols, numbers, members)
+        return SpecialisedGraph(function, buffers, TraceMetadata(), settings, symbols, numbers, participants)
 
     def numbers(self, buffers: Buffers, symbols: SymbolValues, inputs: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Returns the values of the outputs that are numbers. Each is an input or follows from the sizes.
+        """Returns the values of the outputs that are numbers. Each of these is an input or a function of the sizes.
 
         Args:
             buffers: The graph's buffers.
             symbols: The values of the graph's size symbols.
-            inputs: The non-tensor inputs, by position.
+            inputs: The inputs that are not tensors, by position.
         """
         values = {self.interpreter.placeholders[position]: value for position, value in inputs.items()}
         return tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
@@ -196,25 +205,32 @@ class CompilationUnit:
 
     @functools.cached_property
     def eager_graph(self) -> EagerGraph:
+        """The graph for torch's kernels. It returns every value that is a buffer for some sizes."""
         return EagerGraph(self.interpreter.module, self.storages.candidates)
 
     @functools.cached_property
     def may_run_eagerly(self) -> bool:
-        """True if the graph only computes outputs, writes no input, and gives the same results by torch and XLA, up to rounding."""
+        """True if torch's kernels may run all calls of the graph.
+
+        The graph must have no effects besides its outputs, must not write to an input, and must give the same results in torch and XLA, up
+        to rounding.
+        """
         module, interpreter = self.interpreter.module, self.interpreter
-        if self.options.dump is not None or interpreter.has_effects or not interpreter.kernels:  # a dump, or the graph, needs a program
+        if self.options.dump is not None or interpreter.has_effects or not interpreter.kernels:  # a dump needs a program
             return False
         return not written_inputs(module.graph) and is_interchangeable(module)
 
     @functools.cached_property
     def foreground_programs(self) -> float:
-        """The number of programs that calls wait for, before further ones are compiled in the background; infinity to compile none there.
+        """The number of programs for whose compilation calls wait. Further programs are compiled in the background.
 
-        The option compile="auto" is for graphs with dynamic sizes on the CPU. A dump, a comparison of engines, and
-        `torch.use_deterministic_algorithms` need the program's own results in every call.
+        Infinity means that none is compiled in the background. With the option compile="auto", that is the case unless the graph has
+        dynamic sizes and is on the CPU. It is also the case if all results must be those of XLA: for a dump, a comparison of engines, and
+        `torch.use_deterministic_algorithms`.
         """
         options = self.options
-        if options.compile == "now" or options.freeze or options.tune:  # DYNAXLA_COMPILE=background may stand next to the latter two
+        # The environment variable DYNAXLA_COMPILE may ask for the background although an option of this graph excludes it.
+        if options.compile == "now" or options.freeze or options.tune:
             return math.inf
         if options.compile == "auto":
             is_dynamic = self.device_kind is None and self.platform == "cpu" and not self.sizes.is_static
@@ -223,9 +239,12 @@ class CompilationUnit:
         return (FOREGROUND_PROGRAMS if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 
     def do_without_refusable(self, error: CompilationError) -> None:
-        """Avoids, from now on, implementations that this machine may not support.
+        """Makes later traces avoid implementations that this machine may not support, after a compilation has failed.
 
-        Raises: the given error if no such implementation was in use, or they are avoided already.
+        Args:
+            error: The error of the failed compilation.
+
+        Raises: `error` if the program used no such implementation, or if they are avoided already.
         """
         if self.choose.avoids_refusable or not self.choose.refusable:
             raise error

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks, user_frames
-from ..buffers.device_kinds import DeviceKind, LayoutMismatch, Request
+from ..buffers.device_kinds import BufferRequest, DeviceKind, LayoutMismatch
 from ..buffers.native import GraphDevice
 from ..capture.graph import AtenGraph
 from ..config import Options
@@ -25,10 +25,11 @@ from . import dry_run
 from .build import Runnable, build
 from .executable import Executable, random_numbers_under_jit
 from .program_cache import ProgramCache, meta_like
-from .unit import CompilationUnit, Stores
+from .unit import CompilationUnit, GetStore
 
-# The number of attempts to find a program for the layouts of one call's inputs, which another thread may change meanwhile.
-_TRIES = 16
+# A call raises after it has found other input layouts than its executable expects for this many times. Another thread may change the
+# layouts during the call.
+_MAX_LAYOUT_CHANGES = 16
 
 
 class Xla:
@@ -41,7 +42,7 @@ class Xla:
 
     def __init__(self, options: Options, *, blocks: bool = True) -> None:
         self.options, self.blocks = options, blocks
-        self.store: Stores = options.store
+        self.store: GetStore = options.store
 
     def runner(self, graph: AtenGraph) -> CompiledGraph:
         return CompiledGraph(CompilationUnit(graph, self.options, blocks=self.blocks, store=self.store))
@@ -56,17 +57,19 @@ class CompiledGraph:
     """
 
     def __init__(self, unit: CompilationUnit) -> None:
-        # On the instance, not the class: AOTAutograd wraps the backward with functools.wraps, which copies the instance's attributes only.
+        # An attribute of the instance, not the class: AOTAutograd wraps the backward graph with functools.wraps, which copies only instance
+        # attributes.
         self._boxed_call = True
         self.name, self.unit, self.cache = unit.name, unit, ProgramCache(unit)
         self._plan_executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(unit.options.executables)
         self._lock = forks.lock()
-        # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
+        # The key of a backward graph has the strides of its inputs if torch's kernels may run the forward graph: the values that they save
+        # may have other strides than the values that a program saves.
         self._key_has_strides = unit.foreground_programs < math.inf and unit.phase == "backward"
-        # The key of every call is then ().
+        # True if the key of every call is ().
         self._has_one_key = unit.sizes.is_static and not unit.groups and not Settings.vary_on(unit.platform) and not self._key_has_strides
         if not forks.has_lost_xla():
-            _ = unit.jax_device  # raises now if there is none
+            _ = unit.jax_device  # raises here, not in the first call, if there is no such device
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -85,29 +88,29 @@ class CompiledGraph:
                 executable = cache.pending(key, args) if cache.in_background else cache.compiled(key, args)
             except KeyboardInterrupt as interrupt:
                 raise user_frames.with_user_frames_only(interrupt) from None
-        for _ in range(_TRIES):
+        for _ in range(_MAX_LAYOUT_CHANGES):
             try:
                 taken = executable.take(args)
-            except LayoutMismatch:  # possible even for the executable of these inputs: another thread may write to an input's storage
+            except LayoutMismatch:  # also possible right after the executable was built: another thread may write to an input's storage
                 executable = self._with_layouts_of(args, key, executable)
             else:
                 return executable(taken)
         raise DynaxlaError(
-            f"the memory layout of the inputs of {self.name} changed {_TRIES} times during one call",
+            f"the memory layout of the inputs of {self.name} changed {_MAX_LAYOUT_CHANGES} times during one call",
             hint="do not write to the inputs in other threads during the call",
         )
 
     def _outputs_without_run(self, args: list[Any]) -> list[Any] | None:
-        """Returns the outputs of a call that does not run the graph's program, because it is part of a trace, a dry run or a plan.
+        """Returns the outputs of a call that must not run the graph's program, because the call is traced or planned. None for other calls.
 
-        None for other calls.
+        Raises: DryRun for a call in a dry run.
         """
         if eager_fallback.is_being_traced():
             return self.unit.run_by_torch(args)
         if dry_run.threads:
             dry_run.stop_if_dry_run(self, args)
         kind = self.unit.device_kind
-        if kind is not None and kind.are_traced(args):
+        if kind is not None and kind.are_tracers(args):
             return self._inlined(kind, args)
         return self._planned(kind, args) if kind is not None and meshes.is_compile_only() else None
 
@@ -124,12 +127,14 @@ class CompiledGraph:
         return executable
 
     def prepare(self) -> None:
-        """Compiles for the graph's example inputs, if the graph fixes their sizes and strides. It does nothing for dynamic sizes, for
-        backward graphs, and for XLA's own collectives. Raises: as a call does."""
+        """Compiles the program for the graph's example inputs, if the graph fixes their sizes and strides.
+
+        It does nothing for graphs with dynamic sizes, backward graphs, and graphs with XLA's own collectives. Raises: as a call does.
+        """
         unit = self.unit
         if not unit.sizes.is_static or unit.phase == "backward" or unit.groups or forks.has_lost_xla():
             return
-        with _disable_current_modes():  # the modes of the surrounding capture
+        with _disable_current_modes():  # without the dispatch modes of the capture that calls this method
             args = [meta_like(node.meta["val"]) for node in unit.interpreter.placeholders]
             self.cache.compiled(self._key(args), args)
 
@@ -151,7 +156,7 @@ class CompiledGraph:
         return key
 
     def _with_layouts_of(self, args: Sequence[Any], key: Any, mismatched: Runnable) -> Runnable:
-        """Returns the executable for inputs with these layouts in their storages. Later calls try it first.
+        """Returns the executable for inputs with these layouts in their storages. Later calls with this key try it first.
 
         Args:
             args: The inputs.
@@ -159,7 +164,7 @@ class CompiledGraph:
             mismatched: The executable that has raised `LayoutMismatch` for these inputs.
         """
         assert self.unit.device_kind is not None
-        layout_key = key, self.unit.device_kind.signature(args)
+        layout_key = key, self.unit.device_kind.layout_signature(args)
         executable = self.cache.get(layout_key)
         if executable is None or executable is mismatched:  # another thread wrote to an input's storage while this executable was built
             executable = self.cache.compiled(layout_key, args, except_for=mismatched)
@@ -167,20 +172,22 @@ class CompiledGraph:
         return executable
 
     def _planned(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
-        """Compiles the program of a call for inspection, without running it. Returns: outputs without values."""
-        key = "planned", self._key(args), kind.plans(args)
+        """Compiles the program of a call for inspection, without running it. Returns: output tensors without values."""
+        key = "planned", self._key(args), kind.planned_shardings(args)
         with self._lock:
             executable = self._plan_executables.get(key)
             if executable is None:
                 executable = build(self.unit, self.unit.specialise(args, planned=True))
                 self._plan_executables.put(key, executable)
         executable.record_run()
-        return kind.blank(executable.binding, args, executable.program.result_shardings() if executable.program is not None else ())
+        return kind.outputs_without_values(
+            executable.binding, args, executable.program.result_shardings() if executable.program is not None else ()
+        )
 
     def _inlined(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Runs a call inside a function that JAX traces, so that the graph becomes part of that trace.
 
-        Checks of values are dropped, because the values are not known during the trace.
+        Checks of values are dropped, because values are not known during the trace.
 
         Raises: UnsupportedOp for random numbers; UnsupportedTensor for a tracer whose trace has ended.
         """
@@ -189,7 +196,9 @@ class CompiledGraph:
         if interpreter.draws_random:
             raise random_numbers_under_jit(self.name)
         device, numbers = GraphDevice(unit.device, unit.jax_device), {index: args[index] for index in unit.sizes.numbers}
-        buffers = kind.buffers(Request(interpreter, symbols, args, unit.phase, device, unit.storages, unit.rederived_outputs, donate=False))
+        buffers = kind.buffers(
+            BufferRequest(interpreter, symbols, args, unit.phase, device, unit.storages, unit.rederived_outputs, donate=False)
+        )
         function = Function(interpreter, symbols, numbers, buffers.nodes, buffers.numbers, settings=settings)
         binding = buffers.bind(unit.numbers(buffers, symbols, numbers))
         tensors = binding.take(args)
@@ -200,7 +209,7 @@ class CompiledGraph:
                 results = buffers.pack(function(inputs, key).outputs)
         except jax.errors.UnexpectedTracerError as error:
             binding.abandon(False, tensors)
-            raise kind.outlived(error) from error
+            raise kind.escaped_tracer_error(error) from error
         except BaseException:
             binding.abandon(False, tensors)
             raise

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..buffers.addresses import Places, places
+from ..buffers.addresses import AddressSnapshot, address_snapshot
 from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
 from .dispatch import has_own_dispatch
@@ -211,7 +211,7 @@ class ReferenceChecks:
         gradients = self._graph.gradients
         self._non_gradient_paths = [path for path in plain if path not in gradients]
         self._gradient_paths = [path for path in plain if path in gradients]
-        self._addresses: tuple[Places, Places] | None = None
+        self._addresses: tuple[AddressSnapshot, AddressSnapshot] | None = None
 
     def _are_tensors_unchanged(self) -> bool:
         now = self._graph.tensors
@@ -234,9 +234,9 @@ class ReferenceChecks:
             self._addresses = found
         return True
 
-    def _addresses_of(self, paths: Sequence[str]) -> Places:
+    def _addresses_of(self, paths: Sequence[str]) -> AddressSnapshot:
         now = self._graph.tensors
-        return places([now[path] for path in paths])
+        return address_snapshot([now[path] for path in paths])
 
     def renew_gradients(self) -> None:
         """Forgets the expected gradients, because the caller has replaced gradients, or entries for gradients in the graph."""

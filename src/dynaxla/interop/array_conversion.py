@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .. import forks
-from ..buffers.addresses import is_aligned, lies_in_one_of
+from ..buffers.addresses import aliases_one_of, is_aligned
 from ..device import copies, storages
 from ..errors import UnsupportedTensor
 from ..lowering import dtypes
@@ -213,7 +213,7 @@ class ArrayScope:
             # An array that is used nowhere else has two references: the list and the argument of getrefcount.
             is_unshared = sys.getrefcount(results[index]) <= 2
             tensor = self._tensor_on(results[index], names[index])
-            is_unshared = is_unshared and not lies_in_one_of(results[index], self.arrays)
+            is_unshared = is_unshared and not aliases_one_of(results[index], self.arrays)
             tensors.append(tensor if is_unshared else tensor.clone())
         return tensors
 

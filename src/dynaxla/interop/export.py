@@ -156,7 +156,7 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             return program.run_decompositions(_decompositions())
     except LostWrite as lost:
-        raise CaptureError(f"the model cannot be exported: {lost.what}", hint=lost.hint) from None
+        raise CaptureError(f"the model cannot be exported: {lost.reason}", hint=lost.hint) from None
 
 
 def _decompositions() -> dict[Any, Any]:

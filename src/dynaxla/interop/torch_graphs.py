@@ -387,7 +387,7 @@ def _capture_errors() -> Iterator[None]:
             hint="write it so that torch.compile(..., fullgraph=True) accepts it; torch's own error, above this one, has the details",
         ) from error
     except LostWrite as error:
-        raise CaptureError(f"the function cannot be a JAX function: {error.what}", where=_line(error), hint=error.hint) from None
+        raise CaptureError(f"the function cannot be a JAX function: {error.reason}", where=_line(error), hint=error.hint) from None
     except RuntimeError as error:
         if "does not support input mutations" not in str(error):
             raise

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from torch.fx import Node
 
 from ..runtime.collective_agreement import ProgramCollectives
-from ..runtime.process_networks import Members
+from ..runtime.process_networks import Participants
 from .checks import Checks
 from .cpu.vectorized_reductions import max_and_min_functions, sum_function
 from .eager import eager_behavior_on
@@ -37,7 +37,7 @@ class Context:
         fused_results: The results of nodes that were computed together with an earlier node.
         kernels: For each torch kernel that the program calls, the node's name and the arguments that are not tensors.
         agreement: The torch collectives that the program calls, in order. The processes compare these lists before the first run.
-        members: The processes over which XLA's own collectives run; None if torch's collectives are called.
+        participants: The processes over which XLA's own collectives run; None if torch's collectives are called.
         effect_token: uint8[1]; orders effects: the next kernel with a side effect, or the next collective, reads this token.
         replicated: On a mesh of devices, the sharding of a value that is replicated on all of them; otherwise None.
     """
@@ -52,7 +52,7 @@ class Context:
         reorders: bool = False,
         key_offset: Array | int = 0,
         replicated: NamedSharding | None = None,
-        members: Members | None = None,
+        participants: Participants | None = None,
     ) -> None:
         """Starts a context for one trace. The arguments without a description are attributes of the class.
 
@@ -72,7 +72,7 @@ class Context:
         self.kernels: list[tuple[str, Any]] = []
         self.agreement = ProgramCollectives()
         self.replicated = replicated
-        self.members = members
+        self.participants = participants
         self._symbols = symbols or SymbolValues()
         self._begin(key, key_offset)
 
@@ -89,7 +89,7 @@ class Context:
         It has its own values and checks, and derives its random numbers from `key`.
         """
         inner = copy.copy(self)
-        inner.members = None  # XLA may run an inner graph any number of times, or never, so an inner graph calls torch's collectives
+        inner.participants = None  # XLA may run an inner graph any number of times, or never, so an inner graph calls torch's collectives
         inner._begin(key)
         return inner
 

@@ -12,7 +12,7 @@ import torch
 from jax.sharding import NamedSharding
 from torch.fx import GraphModule, Node
 
-from ..runtime.process_networks import Members
+from ..runtime.process_networks import Participants
 from . import dtypes, xla_collectives
 from .checks import Check
 from .context import Context
@@ -52,7 +52,7 @@ class Function:
         numbers: The values of the inputs that are not tensors, by position among all inputs.
         outputs: The nodes whose arrays the function returns; by default the graph's tensor outputs.
         number_outputs: The nodes whose values are numbers that the function returns.
-        settings, choose, reorders, replicated, members: See `Context`.
+        settings, choose, reorders, replicated, participants: See `Context`.
 
     Attributes:
         default_dtype: Torch's default dtype when the function was created.
@@ -89,7 +89,7 @@ class Function:
         choose: Chooser | None = None,
         reorders: bool = False,
         replicated: NamedSharding | None = None,
-        members: Members | None = None,
+        participants: Participants | None = None,
     ) -> None:
         self._interpreter = interpreter
         self._symbols = symbols or SymbolValues()
@@ -99,7 +99,7 @@ class Function:
         self._outputs, self._number_outputs = list(outputs), list(number_outputs)
         self._settings = settings or Settings.current(interpreter.platform)
         self.default_dtype = dtypes.default()
-        self._choose, self.reorders, self._replicated, self._members = choose or choose_generic, reorders, replicated, members
+        self._choose, self.reorders, self._replicated, self._participants = choose or choose_generic, reorders, replicated, participants
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
         self.specs: dict[int, TensorSpec] = {
@@ -119,8 +119,8 @@ class Function:
             LoweringError: A lowering fails, or disagrees with PyTorch about a shape or dtype.
             UnsupportedOp: An op cannot be lowered for these inputs.
         """
-        if self._members is not None:
-            self._members.begin()
+        if self._participants is not None:
+            self._participants.begin()
         ctx = Context(
             self._interpreter.platform,
             self._settings,
@@ -130,13 +130,13 @@ class Function:
             self.reorders,
             key_offset,
             self._replicated,
-            self._members,
+            self._participants,
         )
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
             all_inputs = [values[position] for position in range(len(values))]
             results = self._interpreter.run(all_inputs, ctx, [*self._outputs, *self._number_outputs])
-        if self._members is not None and self._members.keeps_collectives:
+        if self._participants is not None and self._participants.keeps_collectives:
             xla_collectives.keep_collectives(ctx)
         count = len(self._outputs)
         return Results(tuple(results[:count]), tuple(ctx.checks), tuple(results[count:]), tuple(ctx.kernels), ctx.draws)

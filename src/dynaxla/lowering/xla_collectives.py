@@ -43,13 +43,13 @@ def lower(
         group_name: The name of the process group.
         on_use: Called if XLA's own collective is used, and more than one process takes part.
     """
-    members = ctx.members
-    assert members is not None
+    participants = ctx.participants
+    assert participants is not None
     collective = _COLLECTIVES.get(op_name)
-    size = len(members.cliques[group_name])
+    size = len(participants.cliques[group_name])
     if collective is None:
         return None
-    groups = members.replica_groups(group_name, evenly=collective not in (_all_reduce, _broadcast))
+    groups = participants.replica_groups(group_name, evenly=collective not in (_all_reduce, _broadcast))
     if groups is None or not all(_is_supported(op_name, array, settings, size) for array in arrays):
         return None
     if size == 1:
@@ -61,7 +61,7 @@ def lower(
         if not array.size:
             results.append(jnp.zeros(output.shape, output.jax_dtype))
             continue
-        members.calls.append(_XLA_OPS.get(collective, "all-to-all"))
+        participants.calls.append(_XLA_OPS.get(collective, "all-to-all"))
         results.append(_in_order(ctx, functools.partial(collective, groups=groups, settings=settings), array))
     return results
 
@@ -91,7 +91,7 @@ def _is_supported(op_name: str, array: jax.Array, settings: Sequence[Any], size:
 
 def _in_order(ctx: Context, collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Returns the result of a collective, which runs after the previous collective of the graph and before the next one."""
-    opaque_false = processes.never()
+    opaque_false = processes.opaque_false()
     if ctx.effect_token is not None:
         opaque_false &= ctx.effect_token[0] != 0
     start, end = (0,) * x.ndim, (1,) * x.ndim  # the slice of the first element

@@ -1,4 +1,6 @@
-"""The lowest layer: private entry points of torch and jaxlib, XLA clients and programs, zero-copy transfer of memory between torch and XLA,
-devices, layouts, the heap, callbacks, and random seeds."""
+"""The lowest layer: private entry points of torch and jaxlib, XLA's clients and programs, devices, zero-copy transfers, stores on disk.
+
+docs/internals/runtime.md lists all modules.
+"""
 
 from . import quiet_jax as quiet_jax  # before anything else imports JAX

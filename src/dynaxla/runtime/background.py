@@ -1,12 +1,12 @@
 """Background compilation: one thread runs queued tasks piece by piece, and ends when the queue is empty.
 
-Interpreter shutdown waits for the thread, so that nothing is torn down while XLA works. The thread then finishes the current piece and
-drops the other tasks.
+When Python shuts down, it waits for the thread, so that no C++ objects are destroyed while XLA uses them. The thread then finishes its
+current piece of work and drops the other tasks.
 
 The background thread and the calling thread share Python's GIL. torch releases the GIL in every op, and may wait 5 ms (Python's switch
-interval) to get it back while another thread runs Python code: next to a thread that traces, a graph of 300 ops would take a second. So
-while torch's kernels run a graph that waits for its compilation, the background thread runs Python code for 1 ms and then sleeps for 4 ms.
-XLA's own work does not hold the GIL.
+interval) to get it back while another thread runs Python code. If another thread traces all the time, a graph of 300 ops would take a
+second. So while torch's kernels run a graph whose program is being compiled, the background thread runs Python code for 1 ms and then
+sleeps for 4 ms, in turn. XLA's own work does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .. import forks
 
 log = logging.getLogger("dynaxla")
 
-# While torch's kernels run a call, the thread alternates between running Python code and sleeping for these lengths.
+# While torch's kernels run a call, the background thread runs Python code and sleeps in turn, for these times.
 _RUN_SECONDS, _SLEEP_SECONDS = 0.001, 0.004
 # Each wait ends after this many seconds, so that Python can handle a signal (Ctrl-C) that arrived just before it.
 _WAIT_SECONDS = 0.5
 
 
 class BackgroundTask(Protocol):
-    """An object with work for the background thread, which holds only a weak reference to it."""
+    """An object with work for the background thread. The queue has only a weak reference to it."""
 
     def work(self) -> bool:
-        """Does one piece of work. Returns: True if there is more."""
+        """Does one piece of work. Returns: True if there is more work."""
 
 
 class Background:
@@ -47,16 +47,16 @@ class Background:
     def after_fork(self) -> None:
         """Starts with an empty queue. In a forked child this drops the parent's tasks, which the parent runs itself."""
         self._changed = threading.Condition(forks.lock())
-        self._queue: dict[weakref.ref[BackgroundTask], None] = {}  # the last one is served first
+        self._queue: dict[weakref.ref[BackgroundTask], None] = {}  # an ordered set; the last task is served first
         self._thread: threading.Thread | None = None
 
     def enqueue(self, task: BackgroundTask) -> None:
-        """Queues an object, whose `work()` is called until it has no more work. The most recently queued object is served first."""
+        """Queues a task. Its `work()` is called until it has no more work. The most recently queued task is served first."""
         with self._changed:
             reference = weakref.ref(task)
             self._queue.pop(reference, None)
             self._queue[reference] = None
-            with contextlib.suppress(RuntimeError):  # the system cannot start a thread now: the next call tries again
+            with contextlib.suppress(RuntimeError):  # the system cannot start a thread now; the next call tries again
                 self._start()
 
     def finish(self) -> None:
@@ -82,14 +82,17 @@ class Background:
             try:
                 with _sleeping_at_intervals():
                     more = task.work()
-            except BaseException:  # the thread must survive for the other objects in the queue
+            except BaseException:  # the thread must go on with the other tasks
                 log.exception("a background task failed")
             with self._changed:
-                if more and weakref.ref(task) not in self._queue:  # behind the tasks that wait, unless it was queued again meanwhile
+                if (
+                    more and weakref.ref(task) not in self._queue
+                ):  # the task is served after all others, unless it was queued again meanwhile
                     self._queue = {weakref.ref(task): None, **self._queue}
             del task
 
     def _next(self) -> BackgroundTask | None:
+        """Returns the next task. None, and the thread must end, if the queue is empty or Python shuts down."""
         with self._changed:
             while self._queue and threading.main_thread().is_alive():
                 reference, _ = self._queue.popitem()
@@ -121,8 +124,10 @@ def eager_call() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sleeping_at_intervals() -> Iterator[None]:
-    """Makes this thread sleep at intervals inside the context while any `eager_call` is active. The sleep is in a profile function, which
-    Python calls at every call and return."""
+    """Makes this thread sleep at intervals inside the context while any `eager_call` is active.
+
+    The sleep is in a profile function, because Python calls that at every call and return of a function.
+    """
     last_sleep = time.perf_counter()
 
     def sleep(*_: Any) -> None:

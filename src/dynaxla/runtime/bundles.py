@@ -1,4 +1,4 @@
-"""Store entries collected in memory, so that they can be embedded in a file such as a compiled artifact."""
+"""Entries of stores (see store.py) collected in memory, so that they can be embedded in a file such as a compiled artifact."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Bundle:
         self.entries = entries if entries is not None else {}
 
     def in_front_of(self, folder: str, store: StoreProtocol | None) -> StoreProtocol:
-        """Returns a store that reads from the bundle first and then from `store`.
+        """Returns a store that reads from the bundle first, and then from `store`.
 
-        It writes to both, and copies to the bundle the entries that it reads from `store`.
+        It writes new entries to both. Entries that it reads from `store` are copied to the bundle.
 
         Args:
             folder: The folder of the entries.
@@ -28,6 +28,8 @@ class Bundle:
 
 
 class _LayeredStore:
+    """See `Bundle.in_front_of`."""
+
     def __init__(self, entries: dict[tuple[str, str], bytes], folder: str, store: StoreProtocol | None) -> None:
         self._entries, self._folder, self._store = entries, folder, store
 

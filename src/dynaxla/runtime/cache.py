@@ -13,7 +13,11 @@ V = TypeVar("V")
 
 
 class LeastRecentlyUsed(Generic[V]):
-    """A bounded, thread-safe mapping. A dropped entry costs a compilation when it is needed again."""
+    """A bounded, thread-safe mapping that drops its least recently used entries.
+
+    Args:
+        capacity: The maximum number of entries.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -1,4 +1,4 @@
-"""torch's own kernels inside an XLA program: the callbacks, and the transport of their exceptions to the caller."""
+"""Callbacks by which an XLA program runs torch's own kernels. Exceptions of the kernels are raised to the caller of the program."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Kernel:
     """A callback that runs torch ops on the buffers of a running program. XLA calls it from any thread.
 
     Attributes:
-        write: Called with the results' buffers and the operands, as tensors. It writes to the results and must not write to the operands.
-        operands: The shape and strides with which each operand's buffer is read.
+        write: Called with a list of the results' buffers and a list of the operands, all as tensors. It writes to the results, and must not
+            write to the operands.
+        operands: The shape and strides in which each operand's buffer is read.
         copies: True if the operands are copied to torch's memory, so that `write` may keep them. XLA frees or reuses its own memory as soon
-            as the kernel returns.
+            as the callback returns.
     """
 
     write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
@@ -52,12 +53,18 @@ class Kernel:
 
 
 class KernelFailed(Exception):
-    """Raised to XLA in place of a kernel's exception. XLA passes on only its text, which contains the number of the kept exception."""
+    """Raised to XLA in place of a kernel's exception. XLA passes on only its text, which has the number of the exception in `_failures`."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """The exception of a kernel, its traceback at that time, and the id of the kernel's thread."""
+    """The exception of a kernel.
+
+    Attributes:
+        error: The exception.
+        trace: Its traceback when the kernel raised it.
+        thread: The id of the kernel's thread.
+    """
 
     error: BaseException
     trace: TracebackType | None
@@ -67,9 +74,9 @@ class _Failure:
 class _Failures:
     """Keeps exceptions of kernels until the call of their program raises them.
 
-    XLA often runs a kernel in the thread that calls the program: an exception of the same thread belongs to that call. For other threads,
-    XLA's message contains the number of the kept exception. If several threads fail at the same time, a message may contain numbers of
-    other threads (if Python switches threads while jaxlib writes a message). The last number is usually the right one.
+    XLA often runs a kernel in the thread that calls the program. An exception of that thread belongs to that call. An exception of another
+    thread is found by its number in XLA's message. If kernels fail in several threads at the same time, a message may contain numbers of
+    several exceptions (if Python switches threads while jaxlib writes the message). The last number is usually that of the call.
     """
 
     def __init__(self) -> None:
@@ -80,8 +87,9 @@ class _Failures:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Surrounds the call of a program that may call kernels, and raises a kernel's exception in place of XLA's. If several kernels fail
-        in one call, one of their exceptions is raised; the others are dropped when no program runs any more.
+        """A context for the call of a program that may call kernels. It raises a kernel's exception in place of XLA's.
+
+        If several kernels fail in one call, one of their exceptions is raised. The other exceptions are dropped when no program is running.
         """
         with self._lock:
             self._calls += 1
@@ -100,7 +108,7 @@ class _Failures:
                     self._kept.clear()
 
     def keep(self, error: BaseException) -> str:
-        """Keeps an exception. Returns: the text that XLA passes on, by which `_take` finds the exception."""
+        """Keeps an exception. Returns: a text for XLA to pass on, by which `_take` finds the exception."""
         with self._lock:
             self._last = number = self._last + 1
             self._kept[number] = _Failure(error, error.__traceback__, threading.get_ident())
@@ -128,21 +136,23 @@ class _Failures:
         return failure.error
 
 
-# A bound on kept exceptions. If some program is always running, there is no moment at which to drop exceptions that were never raised.
+# The maximum number of kept exceptions. Exceptions that were never raised are dropped only when no program is running, which may never
+# happen.
 _MAX_FAILURES = 100
 
 _failures = _Failures()
 call = _failures.call
 
-# Frames of these files hold tensors on XLA's memory, which is freed by the time the exception is caught.
-_HERE = os.path.dirname(os.path.dirname(__file__))
-_OPS = torch._ops.__file__
+# dynaxla's folder, and the file of torch's ops. Frames of these files refer to tensors on XLA's memory, which is freed before the caller
+# catches the exception.
+_DYNAXLA_FOLDER = os.path.dirname(os.path.dirname(__file__))
+_TORCH_OPS_FILE = torch._ops.__file__
 
 
 def _release(trace: TracebackType | None) -> None:
     """Clears the frames of an exception that refer to XLA's memory, so that no debugger reads freed memory."""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith((_HERE, _OPS)):
-            with suppress(RuntimeError):  # the frame is still running: the exception was raised before
+        if trace.tb_frame.f_code.co_filename.startswith((_DYNAXLA_FOLDER, _TORCH_OPS_FILE)):
+            with suppress(RuntimeError):  # the frame is still running, because the same exception object was raised earlier, too
                 trace.tb_frame.clear()
         trace = trace.tb_next

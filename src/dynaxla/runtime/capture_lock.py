@@ -1,4 +1,4 @@
-"""Lets one thread at a time capture graphs, because torch's tracers keep their state in globals.
+"""A lock with which only one thread at a time captures graphs, because torch's tracers keep their state in globals.
 
 The lock is TorchDynamo's own, so captures by TorchDynamo and by dynaxla exclude each other. It is reentrant.
 """
@@ -18,16 +18,17 @@ def exclusive() -> contextlib.AbstractContextManager[Any]:
     return private.capture_lock
 
 
-_thread = threading.local()  # depth: the number of active `capturing` contexts; kept: the objects that they keep alive
+# Attributes: `depth`, the number of this thread's active `capturing` contexts; `kept`, the objects that these contexts keep alive.
+_thread = threading.local()
 
 
 def is_capturing() -> bool:
-    """True if this thread is inside `capturing`: any graph that is traced now is for dynaxla."""
+    """True if this thread is inside `capturing`, so that a graph that is traced now is one of dynaxla's."""
     return getattr(_thread, "depth", 0) > 0
 
 
 def keep(value: Any) -> None:
-    """Keeps an object that a graph refers to alive until this thread leaves `capturing`. By then a program of the graph refers to it."""
+    """Keeps an object alive until this thread leaves `capturing`: an object that a graph refers to, and later the graph's program."""
     _thread.kept.append(value)
 
 

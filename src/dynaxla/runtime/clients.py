@@ -18,11 +18,13 @@ from .private import Fast
 
 
 def cpu_device() -> jax.Device:
-    """Returns the CPU device on which programs compiled now run: that of dynaxla's own PJRT client with as many threads as torch has now.
+    """Returns the CPU device for programs that are compiled now: the device of dynaxla's own PJRT client with as many threads as torch has.
 
-    dynaxla does not use JAX's own CPU client. That client dispatches every program to another thread, which costs more than a small program
-    itself and can only be disabled by a global setting of the user's. Its pool has one thread per core, whatever torch's setting is. And
-    once one of JAX's own clients is started, JAX warns at every fork, such as those of a DataLoader's workers.
+    dynaxla does not use JAX's own CPU client, for three reasons. That client dispatches every program to another thread, which costs more
+    than a small program itself, and only a global setting of the user's can disable it. Its pool has one thread per core, whatever torch's
+    setting is. And once one of JAX's own clients is started, JAX warns at every fork, such as those of a DataLoader's workers.
+
+    If jaxlib does not support clients like dynaxla's, the device is that of JAX's own client.
 
     Raises: ForkError in a child of a process that had used XLA.
     """
@@ -34,7 +36,7 @@ def cpu_device() -> jax.Device:
 
 
 def _own_cpu_device(threads: int) -> jax.Device | None:
-    """Returns the device of the client with this number of threads, creating it at the first call. None if jaxlib does not support this."""
+    """Returns the device of the client with this number of threads. The first call creates it. None if jaxlib does not support this."""
     own = _own_clients.get(threads)
     if own is None:
         with _creation_lock:
@@ -53,7 +55,7 @@ class _OwnClient:
 
     Attributes:
         device: Its device; None if jaxlib does not support such clients.
-        threads: The number of threads in its pool.
+        threads: The number of threads in its pool, as text.
     """
 
     device: jax.Device | None
@@ -62,13 +64,13 @@ class _OwnClient:
 
 # Keyed by torch's number of threads.
 _own_clients: dict[int, _OwnClient] = {}
-# Held while a client is created, and while an environment variable is set for that.
+# Held while a client is created, and while an environment variable is set for the creation.
 _creation_lock = forks.lock()
 
 
 def _make_client(threads: int) -> _OwnClient:
-    # The size of a client's pool can only be set by this variable, which C code reads when it creates the client. The lock keeps JAX from
-    # creating its own client in another thread meanwhile, which would also read the variable.
+    # Only this environment variable sets the size of a client's pool. C++ code reads it when it creates the client. The lock prevents JAX
+    # from creating its own client in another thread meanwhile, since that would read the variable, too.
     with private.client_lock, c_environment("PJRT_NPROC", str(threads)) as value:
         client = private.make_cpu_client()
         return _OwnClient(client.local_devices()[0], value) if client is not None else _OwnClient(None)
@@ -76,10 +78,10 @@ def _make_client(threads: int) -> _OwnClient:
 
 @contextlib.contextmanager
 def c_environment(name: str, value: str) -> Iterator[str]:
-    """Sets an environment variable for C code inside the context, unless the user has set it. Yields the variable's value there.
+    """Sets an environment variable inside the context for C code only, unless the user has set it. Yields the variable's value.
 
-    Other threads do not see it in `os.environ`. Only a subprocess that another thread starts meanwhile without an explicit environment
-    inherits it.
+    `os.environ` is unchanged, so Python code in other threads does not see the variable. But a subprocess that another thread starts
+    meanwhile inherits it, unless that thread passes an explicit environment.
     """
     if name in os.environ:
         yield os.environ[name]
@@ -93,8 +95,10 @@ def c_environment(name: str, value: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable inside the context, unless the user has set it. Other threads see it; only one thread sets variables at
-    a time."""
+    """Sets an environment variable inside the context, unless the user has set it.
+
+    Other threads see it in `os.environ`. A lock allows one thread at a time to set variables.
+    """
     with _creation_lock:
         if name in os.environ:
             yield
@@ -107,7 +111,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def virtual_devices(count: int) -> list[jax.Device]:
-    """Returns devices for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
+    """Returns this many CPU devices for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
     if forks.has_lost_xla():
         raise forks.fork_error()
     with _creation_lock:
@@ -128,9 +132,9 @@ _virtual_clients: dict[int, Any] = {}
 
 
 def _had_used_xla() -> bool:
-    """In a forked child: true if the parent had clients of dynaxla.
+    """In a forked child: returns true if the parent had clients of dynaxla.
 
-    The child never frees these clients or MLIR's thread pool, because it would wait for threads that it does not have.
+    The child never frees these clients or MLIR's thread pool: it would wait forever for their threads, which a fork does not copy.
     """
     devices = [own.device for own in _own_clients.values() if own.device is not None]
     for client in [*(device.client for device in devices), *_virtual_clients.values()]:

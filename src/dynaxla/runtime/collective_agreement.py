@@ -1,14 +1,19 @@
 """Compares the collectives of programs among processes before a program's first run. Without this check, processes with different
 collectives would deadlock, or combine unrelated tensors.
 
-The processes compare the sequence of collectives over each process group, not whole programs: one process may have them in two programs
-(because it read a value in between), another in one. Each process counts the collectives that its programs have called over a group. In a
-program's first run it posts the program's next collectives to the group's store, under that count, and waits until every other process of
-the group has posted the same ones. A process whose program has run before posts and compares nothing. But if its collective does not return
-within `_POLL_SECONDS`, a thread reads the store and answers processes that ask. A collective of a step in eager mode counts as a program
-with one collective (`call_eagerly`). On a GPU, where the host does not wait for it, it is posted without a request.
+The processes do not compare whole programs but the sequence of collectives over each process group. One process may have the same sequence
+in two programs (because it read a value in between) that another process has in one. Each process counts the collectives that its programs
+have called over a group.
 
-A program whose collectives XLA itself executes compares them before it is compiled.
+In a program's first run, the process *posts* the program's next collectives: it writes them to the group's store, under its count. Then it
+waits until every other process of the group has posted the same collectives. A process that waits asks the other processes to post (a
+*request*). A process whose program has run before posts and compares nothing by itself. But if its collective does not return within
+`_POLL_SECONDS`, a thread reads requests from the store and answers them.
+
+A collective of a training step that runs in eager mode counts as a program with one collective (`call_eagerly`). On a GPU, where the host
+does not wait for it, it is posted without a request.
+
+If XLA itself executes the collectives of a program, they are compared before the program is compiled.
 
 Collectives are not compared if all programs that contain them have run before, or if they are called outside of programs and steps.
 """
@@ -36,14 +41,14 @@ from ..observe import metrics
 from . import private
 from .cache import LeastRecentlyUsed
 
-# While a collective runs, its process reads requests of other processes at this interval.
+# While a collective runs, its process reads requests of other processes at this interval, in seconds.
 _POLL_SECONDS = 0.1
-# A process whose collective has failed waits this long for posts of the others.
+# A process whose collective has failed waits this many seconds for the posts of other processes.
 _FAILURE_WAIT_SECONDS = 1.0
-# The number of recent collectives of a group that a process can still report. A process can run ahead of others by collectives in which it
-# need not wait, for example as the source of a broadcast.
+# The number of its latest collectives over a group that a process can still post. A process can run ahead of others by collectives in which
+# it need not wait, for example as the source of a broadcast.
 _MAX_RECENT = 256
-# The most collectives that an exception names if one of several has failed.
+# The maximum number of collectives that an exception lists if one of several has failed.
 _MAX_NAMED = 3
 
 
@@ -56,9 +61,9 @@ class Collective:
         kind: The kind of op.
         settings: Further arguments that must be equal on all processes.
         tensors: The dtypes and shapes of its tensors, such as "f32[4, 8]".
-        splits: For all_to_all, the sizes sent to each process and the sizes received from each.
-        where: The line of user code, if known.
-        caller: "" if torch runs the collective, otherwise a text for messages, such as "by XLA among ranks [0, 1]".
+        splits: For all_to_all, the sizes sent to each process, and the sizes received from each; else ().
+        where: The line of user code, or "".
+        caller: "" if torch runs the collective, else a text for messages, such as "by XLA among ranks [0, 1]".
     """
 
     group: str
@@ -69,15 +74,21 @@ class Collective:
     where: str = ""
     caller: str = ""
 
-    def fits(self, other: Collective, me: int, them: int) -> bool:
-        """True if this collective of the group's process `me` and `other` of its process `them` match."""
+    def matches(self, other: Collective, own_rank: int, other_rank: int) -> bool:
+        """True if two processes can run these two calls as one collective.
+
+        Args:
+            other: The call of another process.
+            own_rank: The rank, within the group, of the process that calls `self`.
+            other_rank: The rank, within the group, of the process that calls `other`.
+        """
         if (self.kind, self.settings, self.caller) != (other.kind, other.settings, other.caller):
             return False
         if not self.splits or not other.splits:
             return self.tensors == other.tensors and self.splits == other.splits
-        (sent, received), (their_sent, their_received) = self.splits, other.splits
-        same_rows = [_rows(text) for text in self.tensors] == [_rows(text) for text in other.tensors]
-        return same_rows and sent[them] == their_received[me] and received[them] == their_sent[me]
+        (own_sent, own_received), (other_sent, other_received) = self.splits, other.splits
+        are_rows_equal = [_row_type(text) for text in self.tensors] == [_row_type(text) for text in other.tensors]
+        return are_rows_equal and own_sent[other_rank] == other_received[own_rank] and own_received[other_rank] == other_sent[own_rank]
 
     def __str__(self) -> str:
         splits = [f"sends {list(self.splits[0])}, gets {list(self.splits[1])}"] if self.splits else []
@@ -85,8 +96,8 @@ class Collective:
         return " ".join([called, *([self.caller] if self.caller else []), *([f"at {self.where}"] if self.where else [])])
 
 
-def _rows(text: str) -> str:
-    """Returns the description of a tensor without its first dimension."""
+def _row_type(text: str) -> str:
+    """Returns the description of a tensor without its first dimension: "f32[8]" for "f32[4, 8]"."""
     head, _, sizes = text.partition("[")
     return f"{head}[{sizes.partition(',')[2]}"
 
@@ -108,8 +119,8 @@ class ProgramCollectives:
 
         Args:
             index: The collective's index.
-            start: Starts the collective on the process group; returns its Work.
-            waits_on_host: True if the host waits until the result is there, as on the CPU. Other processes are answered meanwhile.
+            start: Called with the process group; starts the collective and returns its Work.
+            waits_on_host: True if the host waits for the result, as on the CPU. Requests of other processes are answered meanwhile.
 
         Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
         """
@@ -123,7 +134,8 @@ class ProgramCollectives:
         channel.begin(collective)
         work = start(group)
         try:
-            # Another thread answers, because this one cannot wait in intervals: gloo's reduce_scatter takes no timeout.
+            # Another thread answers requests. This thread cannot answer between short waits, because gloo's reduce_scatter takes no
+            # timeout.
             with contextlib.ExitStack() as stack:
                 if waits_on_host and channel.others:
                     stack.enter_context(_poller.during(functools.partial(_answer, channel, self._from(index + 1, collective.group))))
@@ -132,13 +144,13 @@ class ProgramCollectives:
             raise channel.failure([collective], error, self._from(index + 1, collective.group)) from error
         except BaseException:  # Ctrl-C
             with contextlib.suppress(RuntimeError):
-                work.wait()  # until the collective no longer writes to the program's memory
+                work.wait()  # the collective must not write to the program's memory after this call
             raise
 
     # For programs whose collectives XLA itself executes
 
     def agree_now(self) -> None:
-        """Compares all collectives of the program, unless they have been compared. Raises: CollectiveMismatch; CollectiveFailed."""
+        """Compares all collectives of the program, unless that was done before. Raises: CollectiveMismatch; CollectiveFailed."""
         for name in self._groups() if not self._is_agreed else ():
             group = private.process_group(name)
             _channel_of(group).agree(self._from(0, name), True, private.timeout_of(group))
@@ -146,10 +158,10 @@ class ProgramCollectives:
 
     @contextlib.contextmanager
     def running(self, shut_down: Callable[[], None]) -> Iterator[None]:
-        """Surrounds a run of the program, in which XLA calls all of its collectives.
+        """A context for a run of the program, in which XLA executes the collectives. Requests of other processes are answered meanwhile.
 
         Args:
-            shut_down: Makes the running collectives fail, on all processes.
+            shut_down: Makes the running collectives fail on all processes. Called after a mismatch or a timeout.
 
         Raises: CollectiveMismatch or CollectiveFailed if a collective fails.
         """
@@ -158,7 +170,7 @@ class ProgramCollectives:
         for collective in self.collectives:
             channels[collective.group].begin(collective)
         clock = _IdleClock()
-        timeout = ""  # the message of a timeout
+        timeout = ""  # the message if the run has timed out
 
         def poll() -> None:
             nonlocal timeout
@@ -181,22 +193,27 @@ class ProgramCollectives:
             raise self._failure(channels, RuntimeError(timeout) if timeout else error) from error
 
     def _failure(self, channels: dict[str, _Channel], error: Exception) -> Exception:
-        """Returns the exception for a failed run: a CollectiveMismatch if any group has one."""
+        """Returns the exception for a failed run: a CollectiveMismatch if there is one in any group."""
         errors = [channel.failure(self._from(0, name), error) for name, channel in channels.items()]
         return next((item for item in errors if isinstance(item, CollectiveMismatch)), errors[0])
 
     def _groups(self) -> list[str]:
+        """Returns the names of the process groups of the collectives."""
         return list(dict.fromkeys(item.group for item in self.collectives))
 
     def _from(self, index: int, group: str) -> list[Collective]:
-        """Returns the program's collectives over a group, from an index on."""
+        """Returns the program's collectives over a group, beginning with the collective at an index."""
         return [item for item in self.collectives[index:] if item.group == group]
 
 
 def call_eagerly(collective: Collective, start: Callable[[Any], Any], waits_on_host: bool) -> None:
     """Calls a collective in eager mode, and waits for it. Another process may have the same collective in a program.
 
-    For `start` and `waits_on_host` see `ProgramCollectives.run`. Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
+    Args:
+        collective: The collective.
+        start, waits_on_host: See `ProgramCollectives.run`.
+
+    Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
     """
     channel = _channel_of(private.process_group(collective.group))
     if not waits_on_host:
@@ -211,33 +228,34 @@ def call_eagerly(collective: Collective, start: Callable[[Any], Any], waits_on_h
 
 
 def _answer(channel: _Channel, upcoming: Sequence[Collective]) -> None:
+    """Answers requests; see `_Channel.answer`."""
     with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
         channel.answer(upcoming)
 
 
 class _Channel:
-    """The state of this process in a process group. A *group rank* is a process's rank within the group.
+    """The posts of a process group, as this process sees them. A *group rank* is a process's rank within the group.
 
     Attributes:
         others: The group ranks of the other processes; empty if the group has no store.
-        eager: The collectives that were called in eager mode, each as a program with one collective.
+        eager: The latest collectives that were called in eager mode, each as a program with one collective.
     """
 
     def __init__(self, group: Any) -> None:
-        """Creates the state. It must not keep a reference to the group, which is its key in a WeakKeyDictionary."""
+        """Must not keep a reference to the group, since `_channels` refers weakly to the group and strongly to this object."""
         self._ranks = torch.distributed.get_process_group_ranks(group)  # global ranks
         self._group_rank = int(group.rank())
         self._store = private.store_of(group)
         self.others = (
             [group_rank for group_rank in range(len(self._ranks)) if group_rank != self._group_rank] if self._store is not None else []
         )
-        self._count = 0
-        self._recent: deque[Collective] = deque(maxlen=_MAX_RECENT)
-        self._round = 0
+        self._count = 0  # the number of collectives that this process has called over the group
+        self._recent: deque[Collective] = deque(maxlen=_MAX_RECENT)  # the latest of them
+        self._round = 0  # the number of mismatches so far; see `_start_next_round`
         # By group rank, the latest post of a process: the count of its first collective, and its collectives.
         self._posts: dict[int, tuple[int, list[Collective]]] = {}
-        self._posted_counts: set[int] = set()
-        self._requests_seen = 0
+        self._posted_counts: set[int] = set()  # the counts under which this process has posted
+        self._requests_answered = 0  # the number of requests, of all processes, of which this process has answered all
         self._difference: CollectiveMismatch | None = None
         self.eager: LeastRecentlyUsed[ProgramCollectives] = LeastRecentlyUsed(_MAX_RECENT)
 
@@ -247,12 +265,12 @@ class _Channel:
         return self._difference is not None
 
     def begin(self, collective: Collective) -> None:
-        """Records that a collective starts."""
+        """Counts a collective that this process is about to call."""
         self._count += 1
         self._recent.append(collective)
 
     def post_next(self, collective: Collective) -> None:
-        """Posts the next collective without a request. On a GPU the host does not wait for it, and so could not answer later."""
+        """Posts the next collective without a request. For collectives on a GPU: no thread could answer a request while they run."""
         if not self.others:
             return
         with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
@@ -265,7 +283,7 @@ class _Channel:
 
         Args:
             upcoming: The next collectives of this process.
-            is_first: True if the first of them is the first of its program over this group.
+            is_first: True if `upcoming` begins with its program's first collective over this group.
             seconds: The timeout.
 
         Raises: CollectiveMismatch; CollectiveFailed if a process does not post in time.
@@ -295,6 +313,7 @@ class _Channel:
             ) from error
 
     def _wait_for_posts(self, missing: list[int], upcoming: Sequence[Collective], seconds: float) -> None:
+        """Waits until these processes have posted their next collectives, and compares them. Raises: see `agree`."""
         end, pause = time.monotonic() + seconds, 0.001
         while True:
             missing = [group_rank for group_rank in missing if not self._read_post(group_rank, self._count, upcoming)]
@@ -302,7 +321,7 @@ class _Channel:
                 return
             if time.monotonic() > end:
                 break
-            self.answer(upcoming)  # others may ask about earlier collectives of this process
+            self.answer(upcoming)  # another process may request earlier collectives of this process
             if self._difference is not None:
                 raise self._difference
             time.sleep(pause)
@@ -315,38 +334,44 @@ class _Channel:
         )
 
     def answer(self, upcoming: Sequence[Collective]) -> None:
-        """Posts the past and the next collectives of this process for processes that ask for them.
+        """Answers requests of other processes: posts the requested collectives of this process, and compares them.
+
+        A mismatch is kept in `_difference`, and not raised.
+
+        Args:
+            upcoming: The next collectives of this process, as far as they are known.
 
         Raises: RuntimeError of the store.
         """
         requests = self._store.add("dynaxla/asked", 0)
-        if requests == self._requests_seen:
+        if requests == self._requests_answered:
             return
         all_answered = True
         for group_rank in self.others:
-            asked = self._read(f"asking/{group_rank}")
-            if asked is None or asked[0] != self._round:
+            request = self._read(f"asking/{group_rank}")
+            if request is None or request[0] != self._round:
                 continue
-            collectives = self._known_from(asked[1], upcoming)
+            _, start = request
+            collectives = self._collectives_from(start, upcoming)
             if not collectives:
-                all_answered &= asked[1] < self._count
+                all_answered &= start < self._count
                 continue
-            if asked[1] not in self._posted_counts:
-                self._post(asked[1], collectives)
+            if start not in self._posted_counts:
+                self._post(start, collectives)
             try:
-                self._read_post(group_rank, asked[1], collectives)
+                self._read_post(group_rank, start, collectives)
             except CollectiveMismatch as error:
                 self._difference = error
         if all_answered:
-            self._requests_seen = requests
+            self._requests_answered = requests
 
     def failure(self, started: Sequence[Collective], error: Exception, upcoming: Sequence[Collective] = ()) -> Exception:
-        """Returns the exception for a failed collective, after the other processes have had time to post theirs.
+        """Returns the exception for a failed collective. First it waits a while for the posts of other processes, to find a mismatch.
 
         Args:
             started: The latest collectives, one of which has failed.
             error: The original error.
-            upcoming: The collectives that come next.
+            upcoming: The next collectives.
         """
         start, collectives = self._count - len(started), [*started, *upcoming]
         missing = list(self.others)
@@ -355,7 +380,7 @@ class _Channel:
                 self._post(start, collectives)
                 end = time.monotonic() + _FAILURE_WAIT_SECONDS
                 while missing and self._difference is None and time.monotonic() < end:
-                    missing = [other for other in missing if not self._read_post(other, start, collectives)]
+                    missing = [group_rank for group_rank in missing if not self._read_post(group_rank, start, collectives)]
                     time.sleep(0.02)
             except CollectiveMismatch as difference:
                 self._difference = difference
@@ -372,68 +397,79 @@ class _Channel:
     # Posts
 
     def _has_posted_next(self, group_rank: int) -> bool:
+        """True if the latest post of a process covers the next collective of this process."""
         start, posted = self._posts.get(group_rank, (0, ()))
         return start <= self._count < start + len(posted)
 
-    def _known_from(self, start: int, upcoming: Sequence[Collective]) -> list[Collective]:
-        """Returns the known collectives of this process from a count on."""
+    def _collectives_from(self, start: int, upcoming: Sequence[Collective]) -> list[Collective]:
+        """Returns the recent and next collectives of this process from a count on; [] if that is too long ago, or not known yet."""
         first = self._count - len(self._recent)
         return [*self._recent, *upcoming][start - first :] if start >= first else []
 
     def _post(self, start: int, collectives: Sequence[Collective]) -> None:
+        """Posts collectives of this process. `start` is the count of the first one."""
         self._posted_counts.add(start)
         self._store.set(f"dynaxla/{self._round}/{start}/{self._group_rank}", json.dumps([astuple(item) for item in collectives]))
 
     def _request_posts(self) -> None:
+        """Asks all other processes to post their collectives from this process's count on."""
         self._store.set(f"dynaxla/asking/{self._group_rank}", json.dumps([self._round, self._count]))
         self._store.add("dynaxla/asked", 1)
 
     def _read(self, key: str) -> Any:
+        """Returns a value from the store; None if there is none."""
         key = f"dynaxla/{key}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def _read_post(self, group_rank: int, start: int, collectives: Sequence[Collective]) -> bool:
-        """True if a process has posted its collectives from a count on. Raises: CollectiveMismatch if they differ from `collectives`."""
-        found = self._read(f"{self._round}/{start}/{group_rank}")
-        if found is None:
+        """True if a process has posted its collectives from the count `start` on.
+
+        Raises: CollectiveMismatch if they differ from `collectives`, which are those of this process.
+        """
+        posted = self._read(f"{self._round}/{start}/{group_rank}")
+        if posted is None:
             return False
-        self._posts[group_rank] = start, [_collective(item) for item in found]
+        self._posts[group_rank] = start, [_collective(item) for item in posted]
         self._compare(group_rank, start, collectives)
         return True
 
     def _compare(self, group_rank: int, start: int, collectives: Sequence[Collective]) -> None:
+        """Compares collectives of this process, from the count `start` on, with the latest post of another. Raises: CollectiveMismatch."""
         posted_from, posted = self._posts[group_rank]
-        for mine, theirs in zip(collectives, posted[start - posted_from :], strict=False):
-            if not mine.fits(theirs, self._group_rank, group_rank):
-                raise self._mismatch(group_rank, mine, theirs)
+        for own, other in zip(collectives, posted[start - posted_from :], strict=False):
+            if not own.matches(other, self._group_rank, group_rank):
+                raise self._mismatch(group_rank, own, other)
 
-    def _mismatch(self, group_rank: int, mine: Collective, theirs: Collective) -> CollectiveMismatch:
-        (me, my), (them, their) = sorted(
-            [(self._ranks[self._group_rank], mine), (self._ranks[group_rank], theirs)], key=lambda item: item[0]
+    def _mismatch(self, group_rank: int, own: Collective, other: Collective) -> CollectiveMismatch:
+        """Returns the exception for a collective of this process that differs from that of another. It lists them in the order of ranks."""
+        (first_rank, first), (second_rank, second) = sorted(
+            [(self._ranks[self._group_rank], own), (self._ranks[group_rank], other)], key=lambda item: item[0]
         )
         return CollectiveMismatch(
-            f"ranks {me} and {them} of the group of ranks {self._ranks} call different collectives\n"
-            f"  rank {me}: {my}\n  rank {them}: {their}",
-            where=mine.where,
+            f"ranks {first_rank} and {second_rank} of the group of ranks {self._ranks} call different collectives\n"
+            f"  rank {first_rank}: {first}\n  rank {second_rank}: {second}",
+            where=own.where,
             hint="give all ranks inputs of the same sizes and dtypes (drop or pad the last batch), and let none skip a collective (an `if` "
             "on the rank, a module that only some use)",
         )
 
     def _start_next_round(self) -> None:
-        """Discards all posts after a mismatch, and begins a round of posts under new keys. All processes do so."""
+        """Discards all posts after a mismatch. Later posts have new keys, with the number of the round. All processes do the same."""
         self._round += 1
         self._posts.clear()
         self._posted_counts.clear()
         self._difference = None
 
     def _names(self, group_ranks: Sequence[int]) -> str:
+        """Describes processes by their global ranks, for messages."""
         ranks = [self._ranks[group_rank] for group_rank in group_ranks]
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _collective(item: Sequence[Any]) -> Collective:
-    group, kind, settings, tensors, splits, where, by = item
-    return Collective(group, kind, tuple(settings), tuple(tensors), tuple(map(tuple, splits)), where, by)
+    """Returns a collective from its JSON form in the store."""
+    group, kind, settings, tensors, splits, where, caller = item
+    return Collective(group, kind, tuple(settings), tuple(tensors), tuple(map(tuple, splits)), where, caller)
 
 
 def _first_line(error: Exception) -> str:
@@ -445,42 +481,43 @@ _channels: weakref.WeakKeyDictionary[Any, _Channel] = weakref.WeakKeyDictionary(
 
 
 def _channel_of(group: Any) -> _Channel:
-    return _channels.get(group) or _channels.setdefault(group, _Channel(group))  # one for all threads
+    return _channels.get(group) or _channels.setdefault(group, _Channel(group))  # `setdefault`: threads must get the same channel
 
 
 class _IdleClock:
-    """Measures how long this process has been idle, by its CPU time: a program that computes is not waiting."""
+    """Measures for how long this process has used hardly any CPU time. A program that computes is not waiting for a collective."""
 
     def __init__(self) -> None:
-        self._since = self._before = time.monotonic()
-        self._cpu = time.process_time()
+        self._idle_since = self._last_call = time.monotonic()
+        self._last_cpu = time.process_time()
 
     def seconds(self) -> float:
+        """Returns the seconds since the process was last busy. Each call looks at the CPU time since the previous call."""
         now, cpu = time.monotonic(), time.process_time()
-        if cpu - self._cpu > _BUSY_FRACTION * (now - self._before):
-            self._since = now
-        self._before, self._cpu = now, cpu
-        return now - self._since
+        if cpu - self._last_cpu > _BUSY_FRACTION * (now - self._last_call):
+            self._idle_since = now
+        self._last_call, self._last_cpu = now, cpu
+        return now - self._idle_since
 
 
-# The fraction of one processor above which a process counts as computing.
+# The fraction of one processor's time above which a process counts as busy.
 _BUSY_FRACTION = 0.05
 
 
 class _Poller:
-    """A thread that wakes every `_POLL_SECONDS` and calls functions while programs run for long. It sleeps while no program runs."""
+    """A thread that calls functions at intervals while programs run for long. It sleeps while no program runs."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._running: dict[int, Callable[[], None]] = {}
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        # Held during a call, so that the block in `during` does not end meanwhile.
+        # Held during a call of a function, so that the context `during` does not end meanwhile.
         self._lock = forks.lock()
 
     @contextlib.contextmanager
     def during(self, poll: Callable[[], None]) -> Iterator[None]:
-        """Calls `poll` in the thread, repeatedly, if the block takes long."""
+        """A context during which the thread calls `poll`, repeatedly, if the context lasts long."""
         number = next(self._numbers)
         self._running[number] = poll
         if self._thread is None or not self._thread.is_alive():
@@ -495,8 +532,8 @@ class _Poller:
                 self._running.pop(number, None)
 
     def _run(self) -> None:
-        wake_ups: dict[int, int] = {}  # by number of the running block
-        idle = 0
+        wake_ups: dict[int, int] = {}  # the number of wake-ups during each active context, by the context's number
+        idle = 0  # the number of wake-ups in a row without an active context
         while True:
             time.sleep(_POLL_SECONDS)
             now = dict(self._running)
@@ -514,8 +551,8 @@ class _Poller:
                     self._wake.wait()
 
 
-# The functions of a long-running program are called after 2, 4, 8, ... wake-ups and after each multiple of this number. After as many
-# wake-ups without a program the thread sleeps.
+# The thread wakes every `_POLL_SECONDS`. In a context that lasts long, `poll` is called at wake-ups 2, 4, 8, ... and at each multiple of
+# this number. After more wake-ups than this without an active context, the thread sleeps until the next context begins.
 _LONGEST_INTERVAL = 20
 
 _poller = _Poller()

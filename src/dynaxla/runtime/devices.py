@@ -27,7 +27,7 @@ def register(device_type: str, jax_device: Callable[[int], jax.Device]) -> None:
 
 
 def is_in_xla(device: torch.device) -> bool:
-    """True if tensors on a device are JAX arrays, without memory of torch's."""
+    """True if tensors on a device are JAX arrays, so that they have no memory of torch's."""
     return device.type in _array_devices
 
 
@@ -55,7 +55,7 @@ def platform_of(device: torch.device) -> str:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Returns the device in canonical form: a GPU without an index is torch's current one, and the CPU has no index."""
+    """Returns the device in canonical form: the CPU without an index, other devices with one. The default is torch's current GPU."""
     if device.type == "cpu":
         return torch.device("cpu")
     if device.index is None and is_in_xla(device):
@@ -86,7 +86,10 @@ def common_device(devices: Iterable[torch.device]) -> torch.device:
 
 
 def main_device(devices: Iterable[torch.device]) -> torch.device:
-    """Returns the first of a graph's devices, in alphabetical order, that is neither the CPU nor meta; cpu if there is none."""
+    """Returns the device, among those of a graph's tensors, on which the graph mainly runs.
+
+    It is the first one in alphabetical order that is neither the CPU nor meta; the CPU if there is none.
+    """
     others = {with_index(device) for device in devices if device.type not in ("cpu", "meta")}
     return min(others, key=str) if others else torch.device("cpu")
 
@@ -104,7 +107,7 @@ def jax_device(device: torch.device) -> jax.Device:
 
 @functools.cache
 def users_cpu_device() -> jax.Device:
-    """Returns the CPU device of JAX's own client, where a user's arrays are. `clients.cpu_device` is a different device.
+    """Returns the CPU device of JAX's own client, where arrays of the user's JAX code are. `clients.cpu_device` is a different device.
 
     Raises: UnsupportedTensor if JAX is configured without a CPU platform.
     """
@@ -134,10 +137,10 @@ def _accelerator(platform: str, device: torch.device) -> jax.Device:
 
 
 def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.Device]:
-    """Calls `start` so that JAX's GPU client, if `start` creates it, allocates memory as needed instead of reserving most of it at once.
+    """Returns start(). If it creates JAX's GPU client, that client allocates memory as needed, instead of reserving most of it at once.
 
-    JAX reads these variables when it creates the client. One is set for that moment only, and never if the user has set any. The client is
-    JAX's own and shared with the user's JAX code; once it exists, JAX warns at every fork.
+    JAX reads the variables below when it creates the client. The first one is set during the call only, and not at all if the user has set
+    any of them. The client is JAX's own, and the user's JAX code shares it. Once it exists, JAX warns at every fork.
     """
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):

@@ -1,4 +1,4 @@
-"""Runs graphs op by op in torch where XLA cannot run them: in a forked child (see forks.py), and on fake tensors."""
+"""Runs graphs op by op in torch if XLA cannot run them: in a forked child (see forks.py), and on fake tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_needed(args: Sequence[Any]) -> bool:
 
 
 def run(module: GraphModule, args: list[Any]) -> list[Any]:
-    """Returns the graph's outputs. Empties args."""
+    """Returns the outputs of a graph, computed op by op. Empties args."""
     metrics.add("by_torch")
     if forks.has_lost_xla():
         _warn()
@@ -44,7 +44,7 @@ def run(module: GraphModule, args: list[Any]) -> list[Any]:
 
 
 def kernels() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which torch's ops run as kernels: below autograd, and in a forked child with one thread."""
+    """Returns a context in which torch's ops run as kernels, below autograd. In a forked child, torch uses one thread inside it."""
     return _kernels_in_fork() if forks.has_lost_xla() else private.below_autograd()
 
 
@@ -62,7 +62,7 @@ def _call(module: GraphModule, args: list[Any]) -> Sequence[Any]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sets torch to one thread inside the context. OpenMP's threads do not survive a fork, and torch would wait for them forever."""
+    """Sets torch to one thread inside the context. OpenMP's threads do not survive a fork, so torch would wait for them forever."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

@@ -1,4 +1,4 @@
-"""Checks that tensors and dicts are unchanged, in C code if torch provides it; and guards that TorchDynamo itself does not install."""
+"""Checks that tensors and dicts are unchanged, in C++ if torch provides it; and guards on state that TorchDynamo itself does not guard."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from torch._guards import TracingContext
 
 from .private import Fast
 
-# A getter, which is a function without arguments: the name of its module, and the attribute path to it.
+# A getter is a function without arguments, given as the name of its module and the attribute path: ("torch", ("cuda", "current_device")).
 Getter = tuple[str, tuple[str, ...]]
 T = TypeVar("T")
 
 
 class ArgumentCheck:
-    """Checks that tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of the tensors at construction.
+    """Checks that tensors have the same types, dtypes, devices, shapes, strides, and conjugate and negative bits as some example tensors.
 
-    It holds no reference to the tensors.
+    It keeps no reference to the examples.
+
+    Args:
+        tensors: The example tensors.
 
     Attributes:
-        matches: Called with tensors; returns true if they match.
+        matches: Called with the tensors to check, one argument each; returns true if they match the examples.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -41,9 +44,9 @@ class ArgumentCheck:
 
 
 class DictCheck:
-    """Checks that dicts are unchanged since construction, by the version number that CPython or torch keeps for each.
+    """Checks that dicts are unchanged since construction, by the version number that CPython or torch keeps for each dict.
 
-    Without version numbers the dicts count as changed.
+    If this Python or torch keeps no version numbers, the dicts count as changed.
     """
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
@@ -51,12 +54,12 @@ class DictCheck:
         self._tree = None
         if Fast.guard_tree is not None:
             self._tree = Fast.guard_tree()
-            for index, each in enumerate(self._dicts):
-                item = self._tree.list_getitem_manager(index, "", each, GuardManagerType.GUARD_MANAGER)
-                item.add_dict_version_guard(each, [""], None)
+            for index, checked in enumerate(self._dicts):
+                item = self._tree.list_getitem_manager(index, "", checked, GuardManagerType.GUARD_MANAGER)
+                item.add_dict_version_guard(checked, [""], None)
 
     def are_unchanged(self) -> bool:
-        """True if no entry was added, removed or replaced. False does not prove a change."""
+        """True if no entry was added, removed or replaced. False if one was, or if this is unknown."""
         return self._tree is not None and bool(self._tree.check(self._dicts))
 
 
@@ -64,12 +67,11 @@ def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
 
 
-# True if guards of this version of torch can call a function (see `guard_on_result`).
+# True if guards of this version of torch can compare the result of a function (see `guard_on_result`).
 CAN_GUARD_RESULTS = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
-# Classes whose instances, when called, call `guard_on_result` for all global state that they read. The value is the code object of the
-# class's `__call__`.
+# Classes whose `__call__` guards all global state that it reads, by `guard_on_result`. The value is the code object of `__call__`.
 self_guarding: dict[type, CodeType] = {}
 
 
@@ -80,7 +82,7 @@ def guards_its_state(cls: type[T]) -> type[T]:
 
 
 class _Collection(threading.local):
-    """The getters that `guard_on_result` was called with in this thread; None outside of the context `collected_getters`."""
+    """The getters that `guard_on_result` was called with in this thread; None outside of `collected_getters`."""
 
     getters: set[Getter] | None = None
 
@@ -90,7 +92,7 @@ _collection = _Collection()
 
 @contextlib.contextmanager
 def collected_getters() -> Iterator[set[Getter]]:
-    """Collects, in this thread, the getters that `guard_on_result` is called with inside the context: a capture depends on them."""
+    """Collects the getters that this thread calls `guard_on_result` with inside the context: a capture depends on their results."""
     before, _collection.getters = _collection.getters, set()
     try:
         yield _collection.getters
@@ -101,16 +103,17 @@ def collected_getters() -> Iterator[set[Getter]]:
 def call_getter(getter: Getter) -> Any:
     """Calls a getter and returns its result."""
     module, attributes = getter
-    found: Any = sys.modules[module]
+    value: Any = sys.modules[module]
     for name in attributes:
-        found = getattr(found, name)
-    return found()
+        value = getattr(value, name)
+    return value()
 
 
 def guard_on_result(module: str, attributes: Sequence[str]) -> None:
-    """Adds a guard on the result of a getter to the current capture by TorchDynamo, which recompiles if the result changes.
+    """Adds a guard on the result of a getter to TorchDynamo's current capture. TorchDynamo captures again if the result changes.
 
-    Inside `collected_getters` the getter is also collected there. Outside of both, the call has no effect. Requires CAN_GUARD_RESULTS.
+    Inside `collected_getters` the getter is collected, too. Without a capture and outside of `collected_getters`, the call has no effect.
+    Requires CAN_GUARD_RESULTS.
 
     Args:
         module: The name of the getter's module.
@@ -119,16 +122,16 @@ def guard_on_result(module: str, attributes: Sequence[str]) -> None:
     if _collection.getters is not None:
         _collection.getters.add((module, tuple(attributes)))
     if TracingContext.try_get() is not None:
-        found: Any = _source.ImportSource(module)
+        source: Any = _source.ImportSource(module)
         for name in attributes:
-            found = _source.AttrSource(found, name)
-        install_guard(_source.CallFunctionNoArgsSource(found).make_guard(GuardBuilder.EQUALS_MATCH))
+            source = _source.AttrSource(source, name)
+        install_guard(_source.CallFunctionNoArgsSource(source).make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def guard_current_gpu() -> None:
-    """Adds a guard on torch's current GPU to the current capture by TorchDynamo, which itself does not guard on it.
+    """Adds a guard on torch's current GPU to TorchDynamo's current capture, since TorchDynamo does not guard on it.
 
-    Without such a capture, or if CAN_GUARD_RESULTS is false, it has no effect.
+    It has no effect without a capture, or if CAN_GUARD_RESULTS is false.
     """
     if CAN_GUARD_RESULTS:
         guard_on_result("torch", ("cuda", "current_device"))

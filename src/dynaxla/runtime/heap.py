@@ -1,13 +1,15 @@
-"""Settings of the C library's heap, if that is glibc; with other libraries these functions do nothing.
+"""Settings of the heap of glibc. With other C libraries, the functions of this module do nothing.
 
-XLA allocates memory for a program's temporaries at every call, and frees it afterwards. glibc returns large blocks to the system at once,
-and the next call pays for every page fault again: a third of the time of a training step of mobilenet_v2.
+XLA allocates memory for a program's temporaries at every call, and frees it afterwards. By default, glibc returns large blocks to the
+system at once, so the next call has a page fault for every page again. These took a third of the time of a training step of mobilenet_v2.
 
 The settings apply to the whole process, and cannot be restored, because glibc has no getter for them. Therefore they are changed only if a
 program needs much memory, never if the user has set glibc's own variables, and never with DYNAXLA_HEAP=leave.
 
-Aligned allocations leave a few bytes in front of them. glibc does not merge small free blocks with their neighbours (it keeps them in
-"fastbins"), so a freed block is a few bytes too short for the next call, which takes new memory instead: the heap grows and fragments.
+`keep_freed_memory` also turns off glibc's "fastbins". An aligned allocation leaves a free block of a few bytes in front of it. In a
+fastbin, such a block is not merged with its neighbours. When the allocation is freed, the remaining block is a few bytes too short for the
+next call,
+which takes new memory instead: the heap grows and fragments.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ import functools
 import os
 from typing import Any
 
-# glibc's settings are changed if a program's temporaries and results have more bytes than this. glibc's own thresholds for returning memory
-# start at 128 KiB, and adapt only to the size of single freed blocks.
+# In bytes. glibc's settings are changed if a program's temporaries and results need more. glibc's own thresholds for returning memory start
+# at 128 KiB, and adapt only to the size of single freed blocks.
 LARGE = 256 << 10
-# Source: mallopt(3).
-_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = 1, -1, -3, 2**31 - 1
+# Parameters of mallopt, and the largest value of an int. Source: mallopt(3).
+_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _INT_MAX = 1, -1, -3, 2**31 - 1
 
 
 def _function(name: str) -> Any:
+    """Returns a function of the C library; None if the library has no such function."""
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
@@ -43,8 +46,8 @@ def keep_freed_memory() -> None:
     mallopt = _function("mallopt")
     if mallopt is not None and not _is_set_by_user():
         mallopt(_M_MXFAST, 0)
-        mallopt(_M_TRIM_THRESHOLD, _MOST)
-        mallopt(_M_MMAP_THRESHOLD, _MOST)
+        mallopt(_M_TRIM_THRESHOLD, _INT_MAX)
+        mallopt(_M_MMAP_THRESHOLD, _INT_MAX)
 
 
 def return_freed_memory() -> None:

@@ -1,12 +1,12 @@
 """Calls C++ code so that Ctrl-C can end the wait for it.
 
 Python handles a signal when the main thread runs Python code again. XLA compiles a program in one call, so Ctrl-C would have no effect
-during the compilation. Here another thread makes the call, and the main thread waits: Python handles signals during the wait.
+during the compilation. Therefore another thread makes the call, and the main thread waits. Python handles signals during this wait.
 
-After Ctrl-C the call goes on in its thread, since XLA cannot stop it, and its result is dropped. A notebook or a program that catches
-KeyboardInterrupt goes on at once. At its end, a process waits for such calls: C++ must not tear down objects that they use, and up to
-Python 3.13 a thread that returns to Python during its shutdown aborts the process. A second Ctrl-C during this wait kills the process, as
-Python itself does after an uncaught KeyboardInterrupt.
+After Ctrl-C, the call goes on in its thread, since XLA cannot stop it, and its result is dropped. A notebook, or a program that catches
+KeyboardInterrupt, goes on at once. When the process ends, it waits for such calls, for two reasons: C++ must not destroy objects that they
+use, and up to Python 3.13 a thread that returns to Python during its shutdown aborts the process. A second Ctrl-C during this wait kills
+the process, as Python itself does after an uncaught KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _WAIT_SECONDS = 0.5
 
 
 def call(function: Callable[[], Any]) -> Any:
-    """Returns the result of a function that calls C++ code once, and that needs no state of its thread.
+    """Returns the result of a function that calls C++ code once. The function may run in another thread.
 
     Raises: the function's exceptions; in the main thread, KeyboardInterrupt and other exceptions of signal handlers, during the call.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(signal.getsignal(signal.SIGINT)) or threading.stack_size():  # XLA may need more than the user's size
+    if (
+        not is_main or not callable(signal.getsignal(signal.SIGINT)) or threading.stack_size()
+    ):  # XLA may need a larger stack than the user's size
         return function()
     pending = _Call(function)
     try:
@@ -84,7 +86,7 @@ class _Call:
 
 
 class _Abandoned:
-    """The calls that nothing waits for any more."""
+    """The calls that Ctrl-C has interrupted, whose threads still run."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -92,10 +94,11 @@ class _Abandoned:
         forks.call_after_fork(self)
 
     def after_fork(self) -> None:
-        """In a forked child: the calls' threads are the parent's."""
+        """In a forked child: forgets the calls, whose threads exist only in the parent."""
         self._calls = []
 
     def add(self, call: _Call) -> None:
+        """Adds a call, for which the process waits when it ends."""
         self._calls = [other for other in self._calls if other.thread.is_alive()] + [call]
         if not self._is_registered:
             self._is_registered = True

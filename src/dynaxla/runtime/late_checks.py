@@ -1,9 +1,10 @@
 """Asynchronous checks of programs on a GPU or TPU: no call waits for them.
 
-A program returns a code: the index of its first check that failed. The code is copied to the host, to pinned memory (a CUDA event after the
-copy shows that it has arrived), or by JAX if the device's tensors are arrays. Every later call of any program on the device first reads the
-codes that have arrived, in order, and raises the error of the first that reports a failure. `finish` waits for all codes. Failures that are
-never raised are logged when the process ends.
+A program with checks, such as range checks of indices, returns a *code*: the index of the first check that failed, or the number of checks
+if all have held. The code is copied to the host without a wait. For CUDA tensors, the copy goes to pinned memory, and a CUDA event shows
+when it has arrived. For tensors that are JAX arrays, JAX makes the copy. Every later call of any program on the device first reads the
+codes that have arrived, in order, and raises the error of the first one that reports a failure. `finish` waits for all codes. Failures that
+are never raised are logged when the process ends.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from .. import forks
 
 log = logging.getLogger("dynaxla")
 
-_thread = threading.local()  # codes: see `collected`
+_thread = threading.local()  # attribute `codes`: the list of the innermost context `collected`
 
+# The exception class and message of each check of a program.
 Checks = Sequence[tuple[type[Exception], str]]
 
-# The number of codes that may be in flight on a device. A CUDA stream queues about as many kernels before it blocks the host.
+# The maximum number of codes in flight on a device: codes of called programs that have not been read. A CUDA stream queues about as many
+# kernels before it blocks the host.
 MAX_IN_FLIGHT = 1024
 
 
@@ -40,7 +43,7 @@ def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
     Args:
         code: The index of the first check that failed, or the number of checks.
         checks: The exception class and message of each check.
-        name: The program's name if its call has returned already; the error then says so.
+        name: The program's name if its call has already returned. The error then says so. "" otherwise.
     """
     if code >= len(checks):
         return None
@@ -58,7 +61,10 @@ def pinned(count: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """Collects the codes of this thread's programs inside the context (int32[], on the device), each with the code for no failed check."""
+    """Collects the codes of the programs that this thread calls inside the context.
+
+    Yields: a list of pairs: the code (int32[], on the device), and its value if no check has failed.
+    """
     outer = getattr(_thread, "codes", None)
     _thread.codes = []
     try:
@@ -68,9 +74,12 @@ def collected() -> Iterator[list[tuple[torch.Tensor, int]]]:
 
 
 def any_failed(codes: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor | None:
-    """Returns 1 if one of the codes reports a failed check, else 0: float32[], on their device. None if there are no codes.
+    """Returns 1.0 if one of the codes reports a failed check, else 0.0: float32[], on the device of the codes. None if there are no codes.
 
-    The fused steps of optimizers take this value as `found_inf`.
+    torch's fused optimizers take this value as `found_inf`, which makes them skip the update.
+
+    Args:
+        codes: The pairs that `collected` yields.
     """
     if not codes:
         return None
@@ -83,8 +92,8 @@ class _Report:
     """A code in flight.
 
     Attributes:
-        sent: The value that `Reports._send` returned for the code.
-        checks: The program's checks.
+        sent: The handle of the copy, from `Reports._send`.
+        checks: The exception class and message of each of the program's checks.
         name: The program's name.
     """
 
@@ -103,22 +112,27 @@ class Reports(ABC):
 
     @abstractmethod
     def _send(self, code: Any) -> Any:
-        """Starts to copy a code to the host."""
+        """Starts the copy of a code to the host. Returns: a handle of the copy."""
 
     @abstractmethod
     def _has_arrived(self, sent: Any) -> bool:
-        """True if a code is on the host."""
+        """True if the copy is complete."""
 
     @abstractmethod
     def _wait(self, sent: Any) -> None:
-        """Waits until a code is on the host."""
+        """Waits until the copy is complete."""
 
     @abstractmethod
     def _receive(self, sent: Any) -> int:
-        """Returns a code that has arrived. It is called once."""
+        """Returns the code of a complete copy. Called once for each copy."""
 
     def add(self, code: Any, checks: Checks, name: str) -> None:
-        """Queues a program's code (int32[], on the device) for later. If MAX_IN_FLIGHT codes are in flight, waits for the first of them.
+        """Queues the code of a program that has been called. If MAX_IN_FLIGHT codes are in flight, it first waits for the oldest of them.
+
+        Args:
+            code: The code, int32[], on the device.
+            checks: The program's checks.
+            name: The program's name.
 
         Raises: the error of an earlier code.
         """
@@ -137,13 +151,17 @@ class Reports(ABC):
                 self._raise_first()
 
     def finish(self) -> None:
-        """Waits for all codes of the device; see the function `finish`."""
+        """Waits for all codes in flight. Raises: the error of the first one that reports a failure; see the function `finish`."""
         with self._lock:
             for report in list(self._in_flight):
                 self._wait(report.sent)
             self._raise_first()
 
     def _raise_first(self) -> None:
+        """Removes the codes that have arrived, in order. Raises: the error of the first one that reports a failure.
+
+        The caller must hold the lock.
+        """
         while self._in_flight and self._has_arrived(self._in_flight[0].sent):
             report = self._in_flight.popleft()
             if (error := failure(self._receive(report.sent), report.checks, report.name)) is not None:
@@ -155,7 +173,7 @@ class Reports(ABC):
         self._in_flight = deque()
 
     def at_exit(self) -> None:
-        """Logs the failures that no call has raised. At exit there is no call that could raise them."""
+        """At the end of the process: logs the failures that no call has raised."""
         before = -1
         while len(self._in_flight) != before:
             before = len(self._in_flight)
@@ -166,11 +184,11 @@ class Reports(ABC):
 
 
 class _Slot(NamedTuple):
-    """An element of the pinned memory.
+    """An element of the pinned memory, for one code.
 
     Attributes:
-        position: Its index in the memory.
-        event: A CUDA event that completes when a code has arrived there.
+        position: The index of the element.
+        event: A CUDA event that completes when the code has arrived.
     """
 
     position: int
@@ -178,7 +196,7 @@ class _Slot(NamedTuple):
 
 
 class CudaReports(Reports):
-    """The codes in flight on one CUDA device, which are tensors."""
+    """The codes in flight on one CUDA device. The codes are tensors."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -209,7 +227,7 @@ class CudaReports(Reports):
 
 
 class ArrayReports(Reports):
-    """The codes in flight on one device whose tensors are arrays."""
+    """The codes in flight on one device whose tensors are JAX arrays. The codes are JAX arrays."""
 
     def _send(self, code: jax.Array) -> jax.Array:
         code.copy_to_host_async()
@@ -235,7 +253,7 @@ _creation_lock = forks.lock()
 
 
 def of(device: torch.device) -> Reports:
-    """Returns the reports of a device. The first call creates them."""
+    """Returns the codes in flight on a device. The first call for a device creates the object."""
     with _creation_lock:
         if device not in _reports:
             _reports[device] = CudaReports(device) if device.type == "cuda" else ArrayReports()
@@ -244,7 +262,7 @@ def of(device: torch.device) -> Reports:
 
 
 def raise_if_failed(device: torch.device) -> None:
-    """Raises the error of a device's first code that has arrived and reports a failure."""
+    """Raises the error of the first code on a device that has arrived and reports a failure."""
     if (reports := _reports.get(device)) is not None:
         reports.raise_if_failed()
 

@@ -1,8 +1,9 @@
 """Maps strided torch tensors to the row-major arrays that are passed to and from XLA.
 
-All arguments and results of a program are row-major. A transposed or channels-last tensor is passed as the row-major array of its memory
-order, and the program begins (or ends) with a transpose, which XLA folds into other operations. A broadcast dimension (stride 0) is passed
-with size 1. So no tensor is copied, unless its elements are not dense in memory.
+All arguments and results of a program are row-major. The *packed* array of a tensor is the row-major array of its distinct elements in
+memory order: its dimensions are sorted by stride, and a broadcast dimension (stride 0) has size 1. For example, a transposed tensor of
+shape (3, 4) and strides (1, 3) is passed as an array of shape (4, 3). The program begins (or ends) with the transpose, which XLA folds into
+other operations. So no tensor is copied, unless its distinct elements have gaps or overlaps in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax
 import torch
 from jax import lax
 
-# The classes of ordinary tensors. Other subclasses may override any op. (nn.Buffer creates objects of the first class.)
+# The classes of ordinary tensors. (nn.Buffer creates objects of torch.Tensor.) Other subclasses may override any op.
 ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -33,8 +34,8 @@ class Layout:
 
     Attributes:
         shape: The tensor's shape.
-        packed_shape: The row-major shape of its distinct elements: dimensions in memory order, broadcast dimensions with size 1.
-        permutation: Packed dimension i is tensor dimension permutation[i].
+        packed_shape: The shape of the packed array (see above).
+        permutation: Dimension i of the packed array is dimension permutation[i] of the tensor.
         dense: True if the distinct elements fill their memory without gaps or overlaps.
     """
 
@@ -50,7 +51,7 @@ class Layout:
         packed = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
         order = tuple(range(len(shape)))
         if not _is_row_major(packed, stride):
-            # The stride of a dimension of size 1 is meaningless: sort it by the stride of its right neighbour.
+            # The stride of a dimension of size 1 is meaningless, so the dimension is sorted as if it had the stride of its right neighbour.
             sort_strides = list(stride)
             for dim in range(len(shape) - 2, -1, -1):
                 if packed[dim] == 1:
@@ -62,12 +63,12 @@ class Layout:
 
     @staticmethod
     def ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> Layout:
-        """Returns a dense layout: dimension i in memory is dimension order[i] of the tensor."""
+        """Returns the dense layout of a tensor whose dimension order[i] is dimension i in memory."""
         return Layout(shape, tuple(shape[dim] for dim in order), order, True)
 
     @property
-    def is_whole(self) -> bool:
-        """True if the layout is dense and has no broadcast dimension."""
+    def is_non_overlapping_and_dense(self) -> bool:
+        """True if the layout is dense and has no broadcast dimension. torch calls such tensors non-overlapping and dense."""
         return self.dense and math.prod(self.packed_shape) == math.prod(self.shape)
 
     @property
@@ -81,7 +82,7 @@ class Layout:
 
     @functools.cached_property
     def is_row_major(self) -> bool:
-        """True if packing changes nothing: the tensor is contiguous."""
+        """True if the tensor is contiguous, so that the packed array has the tensor's shape."""
         return self.dense and self.packed_shape == self.shape and self.permutation == tuple(range(len(self.shape)))
 
     def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ class Layout:
         return packed.contiguous()
 
     def unpack(self, array: jax.Array) -> jax.Array:
-        """Under jit: turns a packed array into one of the tensor's logical shape."""
+        """Under jit: converts a packed array to an array of the tensor's shape."""
         if self.permutation != tuple(range(len(self.shape))):
             inverse = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
             array = lax.transpose(array, inverse)
@@ -100,7 +101,7 @@ class Layout:
         return array
 
     def pack(self, array: jax.Array) -> jax.Array:
-        """Under jit: turns an array of the tensor's logical shape into the packed array."""
+        """Under jit: converts an array of the tensor's shape to the packed array."""
         limits = [self.packed_shape[self.permutation.index(dim)] for dim in range(len(self.shape))]
         if tuple(limits) != array.shape:
             array = lax.slice(array, [0] * len(limits), limits)
@@ -119,7 +120,7 @@ def _is_row_major(shape: list[int] | tuple[int, ...], stride: tuple[int, ...]) -
 
 
 def storage_extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Returns the number of storage elements from a tensor's first element to its last."""
+    """Returns the number of storage elements from a tensor's first element to its last, both included."""
     if math.prod(shape) == 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

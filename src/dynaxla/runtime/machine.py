@@ -1,4 +1,4 @@
-"""Properties of the environment that programs and measurements depend on: versions, and the machine."""
+"""Properties of the environment on which programs and measurements depend: versions, dynaxla's sources, and the processor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _IMPORT_TIME = time.time()
 
 
 def machine_name(device: jax.Device) -> str:
-    """Returns a text with the properties that speed depends on: the device, on a CPU its number of threads, and the version of jaxlib."""
+    """Describes the properties on which speed depends: the device, the number of threads on a CPU, and jaxlib's version."""
     if device.platform != "cpu":
         return f"{device.device_kind}, jaxlib {private.jaxlib_version()}"
     return f"{processor_name()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"

@@ -1,4 +1,4 @@
-"""Sharded arrays, which lie on the devices of a mesh: their shardings, and copies of arrays to a device or mesh."""
+"""Sharded arrays, which are on several devices of a mesh: their shardings, and copies of arrays to a device or mesh."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ..errors import DeviceMismatch, UnsupportedTensor
 # The devices on which a program runs: one device, or all devices of a mesh (given as the mesh's replicated sharding).
 DeviceOrMesh: TypeAlias = jax.Device | NamedSharding
 
+# [True] after `expect_sharded_arrays`, else [].
 _expected: list[bool] = []
 
 
 def expect_sharded_arrays() -> None:
-    """Makes calls of programs check for sharded arrays from now on. Called before the process creates its first mesh."""
+    """Makes calls of programs check for sharded arrays from now on. Must be called before the process creates its first mesh."""
     _expected[:] = [True]
 
 
@@ -45,7 +46,7 @@ def is_compile_only() -> bool:
 def compile_only() -> Iterator[None]:
     """A context in which this thread compiles the programs of tensors on the device "jax", and does not run them.
 
-    The mesh of such tensors may be virtual: its devices need not exist.
+    So the mesh may be virtual: its devices need not exist.
     """
     before, _compile_only.is_active = _compile_only.is_active, True
     try:
@@ -73,25 +74,25 @@ def sharding_of(array: jax.Array | None) -> NamedSharding | None:
 
 
 def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
-    """Returns the replicated sharding of the mesh that the arrays of a program share; None if each array is on one device.
+    """Returns the replicated sharding of the mesh that the arrays of a program share; None if no array is on a mesh.
 
     Args:
-        shardings: the result of `sharding_of` for each array.
+        shardings: The result of `sharding_of` for each array.
 
-    Raises: DeviceMismatch if two arrays are on different devices, or on the same devices in another order.
+    Raises: DeviceMismatch if two arrays are on meshes with different devices, or with the same devices in another order.
     """
-    found: Mesh | None = None
+    mesh: Mesh | None = None
     for sharding in shardings:
-        if sharding is None or sharding.mesh is found:
+        if sharding is None or sharding.mesh is mesh:
             continue
-        if found is None:
-            found = sharding.mesh
-        elif tuple(found.devices.flat) != tuple(sharding.mesh.devices.flat):
+        if mesh is None:
+            mesh = sharding.mesh
+        elif tuple(mesh.devices.flat) != tuple(sharding.mesh.devices.flat):
             raise DeviceMismatch(
-                f"tensors of one program are on two meshes: {describe(found)} and {describe(sharding.mesh)}",
+                f"tensors of one program are on two meshes: {describe(mesh)} and {describe(sharding.mesh)}",
                 hint="create both meshes from the same devices in the same order, or move one tensor by dynaxla.sharding.mark_sharding",
             )
-    return None if found is None else replicated(found)
+    return None if mesh is None else replicated(mesh)
 
 
 @functools.lru_cache(maxsize=64)
@@ -117,15 +118,15 @@ def as_sharding(device_or_mesh: DeviceOrMesh) -> Sharding:
 
 
 def device_key(device_or_mesh: DeviceOrMesh) -> object:
-    """Returns a hashable key. Equal devices or meshes have equal keys."""
+    """Returns a hashable key of a device or mesh. Equal devices, and equal meshes, have equal keys."""
     return device_or_mesh if isinstance(device_or_mesh, NamedSharding) else device_or_mesh.id
 
 
 def copy_to(array: jax.Array, device_or_mesh: DeviceOrMesh) -> jax.Array:
     """Returns a copy of an array on another device or mesh.
 
-    The copy shares no memory with the array: `device_put` alone would alias shards that stay on their device, and a program that writes in
-    place to one array would change the other.
+    The copy shares no memory with the array. `device_put` alone would alias shards that stay on their device, and a program that writes to
+    one array in place would change the other.
     """
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(jax.device_put(array, may_alias=False), device_or_mesh)

@@ -1,7 +1,8 @@
 """Numbers that record the arithmetic and the comparisons of Python code as formulas.
 
-A comparison is answered for the recorded value, and becomes a condition: the recording is valid for all numbers with the same answers.
-Any other access to the value ends the recording.
+For example, if Python code computes `lr * 0.9 if step > 10 else lr` with tracers of `lr` and `step`, the result has the formula lr * 0.9,
+and the recording has the condition step > 10 (or the opposite). A comparison is answered for the value in the recorded call. The recording
+is valid for all numbers for which every condition has the same outcome. Any other access to the value ends the recording.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import numpy as np
 
 
 class Input(NamedTuple):
-    """The formula of an input."""
+    """The formula of an input, which has a name."""
 
     name: Any
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The formula of a constant. Constants with equal texts are equal: 1, 1.0 and True differ, 0.0 and -0.0 differ, too."""
+    """The formula of a constant. Constants are equal if their texts are, so that 1, 1.0 and True differ, and also 0.0 and -0.0."""
 
     value: Any = field(compare=False)
     text: str
@@ -59,12 +60,12 @@ def formula_of(operand: Any) -> Formula:
 
 
 def is_tracer(value: Any) -> bool:
-    """True if a value is a tracer. `isinstance` takes it for a number."""
+    """True if a value is a tracer. (`isinstance` would see the class of the number, see `NumberTracer.__class__`.)"""
     return issubclass(type(value), NumberTracer)
 
 
 def value_of(operand: Any) -> Any:
-    """Returns the recorded value of a tracer, and another value unchanged."""
+    """Returns the value of a tracer in the recorded call; any other value unchanged."""
     return operand.dynaxla_value if is_tracer(operand) else operand
 
 
@@ -72,18 +73,18 @@ class NumberTrace:
     """One recording.
 
     Attributes:
-        conditions: the outcome of each comparison, by its formula.
+        conditions: The outcome of each comparison, by the comparison's formula.
     """
 
     def __init__(self) -> None:
         self.conditions: dict[Formula, bool] = {}
 
     def is_recording(self) -> bool:
-        """True until the recording ends. Tracers do what plain numbers do afterwards."""
+        """True until the recording ends. Afterwards tracers behave as plain numbers do."""
         return True
 
     def inspect(self, *formulas: Formula) -> NoReturn:
-        """Ends the recording, because Python code needs the values of formulas."""
+        """Ends the recording, because Python code reads the values of these formulas."""
         raise NotImplementedError
 
     def compare(self, function: Callable[..., Any], *operands: Any) -> bool:
@@ -95,14 +96,15 @@ class NumberTrace:
 
 
 class NumberTracer:
-    """A number in a recording. `isinstance` takes it for an int or a float.
+    """A number in a recording. `isinstance(tracer, int)` or `isinstance(tracer, float)` is true, as for its value.
 
-    It is no subclass of these, because code written in C, such as a list's slice, would read the value unnoticed.
+    It is not a subclass of int or float, because code written in C, such as slicing of a list, would read the value of a subclass
+    unnoticed.
 
-    Attributes (no other object has an attribute of such a name):
-        dynaxla_trace: the recording.
-        dynaxla_formula: the formula.
-        dynaxla_value: the value in the call that is recorded.
+    Attributes (with a prefix that other classes do not use):
+        dynaxla_trace: The recording.
+        dynaxla_formula: The formula.
+        dynaxla_value: The value in the recorded call.
     """
 
     __array_ufunc__ = None  # makes NumPy leave arithmetic with this class to the methods below
@@ -114,7 +116,7 @@ class NumberTracer:
     __class__ = property(lambda self: type(self.dynaxla_value))
 
     def dynaxla_apply(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """Returns the tracer of an operation's result; the result itself after the end of the recording."""
+        """Returns a tracer of an operation's result; after the end of the recording, the result itself."""
         value = function(*map(value_of, operands))
         if not self.dynaxla_trace.is_recording():
             return value
@@ -134,7 +136,7 @@ class NumberTracer:
             self.dynaxla_trace.inspect(self.dynaxla_formula)
 
     def dynaxla_is_operand(self, value: Any) -> bool:
-        """True for an operand of arithmetic and comparisons: a tracer or a Python number, but no instance of another subclass of int."""
+        """True if arithmetic and comparisons with this operand are recorded: for tracers, ints, floats and bools, not for subclasses."""
         return type(value) in (type(self), int, float, bool)
 
     def __getattr__(self, name: str) -> Any:
@@ -162,6 +164,8 @@ class NumberTracer:
 
 
 def _arithmetic(function: Callable[[Any, Any], Any], is_reflected: bool) -> Callable[[NumberTracer, Any], Any]:
+    """Returns a special method that records an arithmetic operation, such as `__add__`, or `__radd__` if it is reflected."""
+
     def method(self: NumberTracer, other: Any) -> Any:
         if not self.dynaxla_is_operand(other):
             return NotImplemented
@@ -171,10 +175,12 @@ def _arithmetic(function: Callable[[Any, Any], Any], is_reflected: bool) -> Call
 
 
 def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[NumberTracer, Any], Any]:
+    """Returns a special method that records a comparison, such as `__lt__`."""
+
     def method(self: NumberTracer, other: Any) -> Any:
         if self.dynaxla_is_operand(other):
             return self.dynaxla_trace.compare(function, self, other)
-        if isinstance(other, (numbers.Number, np.generic)):  # complex numbers, NumPy's, decimals and fractions
+        if isinstance(other, (numbers.Number, np.generic)):  # complex numbers, NumPy's numbers, decimals and fractions
             self.dynaxla_inspect()
             return function(self.dynaxla_value, other)
         return NotImplemented
@@ -183,7 +189,7 @@ def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[NumberTracer,
 
 
 def _reader(name: str) -> Callable[..., Any]:
-    """Returns a special method that reads the number's value."""
+    """Returns a special method that reads the number's value, such as `__int__`, and so ends the recording."""
 
     def method(self: NumberTracer, *args: Any) -> Any:
         self.dynaxla_inspect()

@@ -1,13 +1,13 @@
-"""All private entry points of torch, JAX and jaxlib that dynaxla uses. Only the modules named `private*` use such entry points.
+"""All private entry points of torch, JAX and jaxlib that dynaxla uses. Only this module and those named `private_*` use such entry points.
 
-Everything in `torch._C`, `jax._src` and `jaxlib` is private, and so are names with an underscore on torch's and JAX's public modules and
-classes. The definition excludes the modules that every backend of torch.compile uses (`torch._dynamo`, `torch._functorch`,
+All names in `torch._C`, `jax._src` and `jaxlib` are private, and so are names with an underscore on torch's and JAX's public modules and
+classes. Not private, by this definition, are the modules that every backend of torch.compile uses (`torch._dynamo`, `torch._functorch`,
 `torch._inductor`, `torch._guards`, `torch._subclasses`, `torch._ops`, decompositions, prims, `torch.utils._pytree` and
 `_python_dispatch`), and the names and properties of ops (`aten._softmax`, `op._schema`). tests/repository/test_sources.py checks all other
 sources by the same definition.
 
 Each entry point is looked up once, when this module is imported. Entry points with a public alternative are in `Fast`, and None if this
-torch or jaxlib lacks them. The others have no alternative: if one is missing, its first use raises UnsupportedVersion.
+torch or jaxlib lacks them. The other entry points have no alternative: if one is missing, its first use raises UnsupportedVersion.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _storage_at: Any = _find("torch._C._construct_storage_from_data_pointer")
 
 
 def _result_handler() -> Callable[..., Any] | None:
-    """Returns jaxlib's factory of result handlers, which turn a program's results into arrays, given aval, sharding and committed flag.
+    """Returns jaxlib's factory of result handlers. A result handler makes an array of one of a program's results.
 
-    jaxlib 0.10 checks each result unless `_skip_checks` is set.
+    The factory takes the array's aval, its sharding, and `committed`. jaxlib 0.10 checks each result unless `_skip_checks` is set.
     """
     make = _find("jaxlib._jax.array_result_handler")
     return functools.partial(make, _skip_checks=True) if "_skip_checks" in (getattr(make, "__doc__", "") or "") else make
 
 
 class Fast:
-    """Entry points that have a public alternative. An entry point is None if it is missing, if `gate` disabled it, or in `force_public`."""
+    """Entry points that have a public alternative. None for one that is missing or disabled (`gate`, `force_public`)."""
 
     # Zero-copy transfer: a few microseconds faster than the public DLPack functions.
     to_buffer: Callable[..., jax.Array] | None = _find("jaxlib._jax.dlpack_managed_tensor_to_buffer")
@@ -77,7 +77,7 @@ class Fast:
     pass_manager: Any = _find("jax.extend.mlir.passmanager.PassManager")
 
 
-# The reason why an existing entry point of `Fast` is not used, by its name there.
+# The reason why an existing entry point of `Fast` is not used, by its attribute name.
 _gated: dict[str, str] = {}
 
 
@@ -88,7 +88,7 @@ def gate(names: Iterable[str], reason: str) -> None:
         _gated[name] = reason
 
 
-# The purpose and location of each fast path, and the names of its entry points in `Fast`.
+# For each fast path, a description with its purpose and full name, and the names of its entry points in `Fast`.
 _FAST_PATHS = {
     "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": ("to_buffer", "torch_to_capsule"),
     "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": ("to_capsule", "torch_from_capsule"),
@@ -106,16 +106,16 @@ _FAST_PATHS = {
 
 def fast_paths() -> dict[str, str]:
     """Returns the state of each fast path: "live"; "gated: REASON" if it exists but is not used; or "missing"."""
-    found = {}
+    states = {}
     for path, names in _FAST_PATHS.items():
         reason = next((_gated[name] for name in names if name in _gated), "")
-        found[path] = f"gated: {reason}" if reason else "live" if all(getattr(Fast, name) for name in names) else "missing"
-    return found
+        states[path] = f"gated: {reason}" if reason else "live" if all(getattr(Fast, name) for name in names) else "missing"
+    return states
 
 
 @contextlib.contextmanager
 def force_public() -> Iterator[None]:
-    """Uses the public alternatives for all objects created inside the context. For tests."""
+    """Disables all entry points of `Fast` inside the context, so that objects created there use the public alternatives. For tests."""
     saved = {name: getattr(Fast, name) for name in Fast.__annotations__}
     for name in saved:
         setattr(Fast, name, None)
@@ -173,7 +173,7 @@ def _unsupported(name: str) -> UnsupportedVersion:
     return UnsupportedVersion(f"{_versions()} have no {name}, which dynaxla needs", hint=_hint())
 
 
-# The missing entry points that have no alternative.
+# The names of the entry points without an alternative that this torch or jaxlib lacks.
 missing: list[str] = []
 
 
@@ -198,15 +198,17 @@ without_torch_function = torch.DisableTorchFunction
 # The module of the functions of torch.nn.functional that are written in C++, and its pad function.
 NATIVE_FUNCTIONS = "torch._C._nn"
 native_pad: Callable[..., Any] | None = _find("torch._C._nn.pad")
-# A context without Python decompositions that are registered with the dispatcher.
+# A context in which the dispatcher ignores decompositions that are registered in Python.
 without_python_dispatcher: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _find("torch._C._DisablePythonDispatcher") or contextlib.nullcontext
 )
-# Given the names of an op and a dispatch key: true if the op has its own kernel for the key.
+# Called with the names of an op and a dispatch key; returns true if the op has its own kernel for the key.
 _has_kernel: Callable[[str, str], bool] = _require("torch._C._dispatch_has_kernel_for_dispatch_key")
+# Returns the name of the dispatch key of a device type.
 _key_for_device: Callable[[str], str] = _require("torch._C._dispatch_key_for_device")
 # Returns the names of all registered ops, including TorchScript's.
 op_names: Callable[[], list[str]] = _require("torch._C._dispatch_get_all_op_names")
+# The kernels that Python code has registered, as namespace/op/key.
 _impls: Any = _find("torch.library._impls") or ()
 
 
@@ -271,7 +273,7 @@ def functional_value(tensor: Any) -> torch.Tensor:
     return value
 
 
-# Returns the number of active dispatch modes in this thread, in tens of nanoseconds.
+# Returns the number of active dispatch modes in this thread. A call takes some tens of nanoseconds.
 mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
 
 
@@ -280,15 +282,14 @@ _pre_dispatch_mode_count: Callable[[], int] | None = _find("torch._ops._len_torc
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which no dispatch mode of this thread handles torch's ops. Usually there are no modes, and it does nothing."""
+    """Returns a context in which no dispatch mode of this thread handles torch's ops. It does nothing if there are no modes, as usual."""
     if mode_count() or _pre_dispatch_mode_count is None or _pre_dispatch_mode_count():
         return _disable_current_modes()
     return contextlib.nullcontext()
 
 
 class _BelowAutograd:
-    """See `below_autograd`. A class, because a context manager made from a generator takes twice as long, and every call of a program with
-    late writes enters one."""
+    """See `below_autograd`. A class, because a context manager made from a generator takes twice as long, and calls enter it often."""
 
     __slots__ = ("_contexts",)
 
@@ -302,7 +303,7 @@ class _BelowAutograd:
             context.__exit__(*error)
 
 
-# A context in which torch's ops run as kernels: no autograd, no autocast, no torch function, whatever the caller has set.
+# A context in which torch's ops run as kernels, whatever the caller has set: without autograd, autocast and `__torch_function__`.
 below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = _BelowAutograd
 
 
@@ -320,16 +321,16 @@ current_raw_stream: Callable[[int], int] = _find("torch._C._cuda_getCurrentRawSt
 )
 # Returns an id of the tensor's storage, unique among live storages.
 storage_id: Callable[[torch.Tensor], int] = _find("torch._C._storage_id") or (lambda tensor: tensor.untyped_storage()._cdata)
-# Given tensors on one storage, returns the positions of those that share elements with another. None if this torch lacks it.
+# Called with tensors on one storage; returns the positions of tensors that share elements with another. None if this torch lacks it.
 overlapping: Callable[..., list[int]] | None = _find("torch._C._dynamo.guards.compute_overlapping_tensors")
 # True if a storage without memory can be created.
 HAS_EMPTY_STORAGES = bool(Fast.storage_at)
-# Makes a read of the tensor's address raise until its storage gets other memory. It does nothing if this torch lacks it.
+# Makes reads of a tensor's address raise an exception until its storage gets other memory. Does nothing if this torch lacks it.
 refuse_address: Callable[[torch.Tensor], None] = _find("torch._C._set_throw_on_mutable_data_ptr") or (lambda _: None)
 
 
 def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedStorage:
-    """Returns a storage of this size without memory. Requires HAS_EMPTY_STORAGES."""
+    """Returns a storage that has this size in bytes but no memory. Requires HAS_EMPTY_STORAGES."""
     return _storage_at(0, device, nbytes)
 
 
@@ -337,9 +338,9 @@ def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedSt
 
 # Renames torch's PrivateUse1 device, and registers its module, hooks and guard: (rename, backend_module, hook, device_guard).
 register_device: Callable[..., None] = _require("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
-# The base class of its hooks.
+# The base class of a device's hooks.
 DeviceHooks: Any = _find("torch._C._acc.PrivateUse1Hooks") or object
-# The base class of its guard, and the device type that the guard returns.
+# The base class of a device's guard, and the device type that the guard returns.
 DeviceGuard: Any = _find("torch._C._acc.DeviceGuard") or object
 PRIVATEUSE1_TYPE: Any = torch.autograd.DeviceType.PrivateUse1
 _storage_use_count: Callable[[int], int] = _require("torch._C._storage_Use_Count")
@@ -376,7 +377,7 @@ def wrap_backward(context: Callable[[Any], contextlib.AbstractContextManager[Any
 
 
 def call_cpu_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the CPU kernel of an op that accesses no memory, with tensors of any device."""
+    """Calls the CPU kernel of an op with tensors of any device. The op must not access the tensors' memory."""
     return op.redispatch(_cpu_keys, *args, **kwargs)
 
 
@@ -390,7 +391,7 @@ def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(_cpu_keys, tensor, storage, offset, shape, stride)
 
 
-# Write a CPU storage's bytes to a file and read them back, as torch.save and torch.load do.
+# Functions that write a CPU storage's bytes to a file, and read them back, as torch.save and torch.load do.
 write_storage: Callable[..., None] = _require("torch.UntypedStorage._write_file")
 read_storage: Callable[..., torch.UntypedStorage] = _require("torch.UntypedStorage._set_from_file")
 # Returns an id of a storage, unique among live storages.
@@ -422,15 +423,15 @@ def _public_float32_precision(backend: str, op: str) -> str:
     return pkgutil.resolve_name(FLOAT32_PRECISIONS[backend, op]).fp32_precision
 
 
-# Returns how a backend's kernels may round the float32 operands of an op: "ieee" (not at all), "tf32", "bf16" or "none" (not set). An op
-# without a setting inherits the backend's "all" setting, which in turn inherits the generic one. torch's kernels use this getter, too. The
-# older getters (`torch.get_float32_matmul_precision` and `allow_tf32`) raise if older and newer settings contradict each other. It takes
-# 0.2 us.
+# Called with the names of a backend and an op. Returns how the backend's kernels may round float32 operands of the op: "ieee" (not at all),
+# "tf32", "bf16" or "none" (not set). An op without a setting inherits the backend's "all" setting, which in turn inherits the generic one.
+# torch's kernels use this getter, too. (The older getters, `torch.get_float32_matmul_precision` and `allow_tf32`, raise if older and newer
+# settings contradict each other.) A call takes 0.2 us.
 float32_precision: Callable[[str, str], str] = _find("torch._C._get_fp32_precision_getter") or _public_float32_precision
 
 
 def _setting(module: Any, name: str) -> Callable[[], Any]:
-    """Returns the getter of a setting in `torch.backends`. The public attribute is a Python property around it, and takes 2 us."""
+    """Returns a getter of a setting in `torch.backends`: the C++ function itself, if there is one. The public property takes 2 us."""
     getter = getattr(inspect.getattr_static(module, name, None), "getter", None)
     return getter if callable(getter) else functools.partial(getattr, module, name)
 
@@ -448,7 +449,8 @@ BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = (
     torch.backends.cuda.math_sdp_enabled,
     torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
     torch.backends.cuda.cudnn_sdp_enabled,
-    # Getters that not every version of torch has. The first five have public attributes, which take 1 to 4 us each; the others have none.
+    # Getters that not every version of torch has. The first five have public attributes, which take 1 to 4 us each; the other getters
+    # have no public attribute.
     *filter(
         None,
         (
@@ -463,7 +465,7 @@ BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = (
         ),
     ),
 )
-# Returns the nesting level of functorch transforms in this thread; None outside of any, or if this torch lacks it.
+# Returns the nesting level of functorch transforms in this thread; None outside of transforms, or if this torch lacks the function.
 functorch_level: Callable[[], int | None] = _find("torch._C._functorch.maybe_current_level") or (lambda: None)
 _top_saved_tensor_hooks: Callable[..., Any] = _find("torch._C._autograd._top_saved_tensors_default_hooks") or (lambda _: None)
 
@@ -478,7 +480,7 @@ def is_profiling() -> bool:
     return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
 
 
-# TorchDynamo's frame evaluation: after a graph break it inspects every Python frame.
+# TorchDynamo's frame evaluation: between the graphs of a function with graph breaks, TorchDynamo inspects every Python frame.
 
 _set_eval_frame: Callable[[Any], Any] = _require("torch._dynamo.eval_frame.set_eval_frame")
 _eval_frame: Callable[[], Any] = _require("torch._C._dynamo.eval_frame.get_eval_frame_callback")
@@ -486,7 +488,7 @@ _skip_code: Callable[[Any], None] = _require("torch._dynamo.eval_frame.skip_code
 
 
 def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper of a function for which TorchDynamo compiles neither the function nor its callees."""
+    """Returns a wrapper of a function. TorchDynamo compiles neither the function nor its callees when the wrapper is called."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if _eval_frame() is None:
@@ -546,9 +548,9 @@ _AliasCheckMode: Any = _find("torch._functorch._aot_autograd.runtime_wrappers._A
 
 
 def check_of_aliases() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which torch warns or raises, as its settings say, for custom ops whose results alias operands or each other.
+    """Returns a context in which torch warns or raises, as its settings say, if results of a custom op alias operands or each other.
 
-    AOTAutograd does the same during the first call of a compiled function, but does not see ops that a program calls.
+    AOTAutograd does the same in the first call of a compiled function, but does not see custom ops that an XLA program calls.
     """
     is_enabled = getattr(torch._functorch.config, "check_custom_op_aliasing", False)
     return _AliasCheckMode() if is_enabled and _AliasCheckMode is not None else contextlib.nullcontext()
@@ -561,7 +563,7 @@ def custom_op_function(value: Any) -> Any:
 
 @contextlib.contextmanager
 def without_vmap_loops() -> Iterator[None]:
-    """Makes ops without a batching rule an error under torch.vmap inside the context, instead of calling them once for each sample."""
+    """Makes torch.vmap raise inside the context for an op without a batching rule, instead of calling the op once for each sample."""
     before = _is_vmap_fallback_enabled()
     _set_vmap_fallback_enabled(False)
     try:
@@ -573,7 +575,7 @@ def without_vmap_loops() -> Iterator[None]:
 _is_vmap_fallback_enabled: Callable[[], bool] = _require("torch._C._functorch._is_vmap_fallback_enabled")
 _set_vmap_fallback_enabled: Callable[[bool], None] = _require("torch._C._functorch._set_vmap_fallback_enabled")
 
-# The modules of DTensor placements and of process groups.
+# The names of torch's modules of DTensor placements and of process groups.
 PLACEMENTS, PROCESSES = "torch._C._distributed", "torch._C._distributed_c10d"
 
 
@@ -593,7 +595,7 @@ def boxed_completed_work() -> Any:
     return torch.distributed.Work.boxed(completed_work())
 
 
-# Process groups. Each has one backend per device type; a group that a debugging mode wraps does not expose its backend.
+# Process groups. Each has one backend per device type. A group that a debugging mode wraps does not expose its backend.
 
 
 _resolve_group: Callable[[str], Any] = _require("torch.distributed.distributed_c10d._resolve_process_group")
@@ -631,7 +633,7 @@ def reduce_scatter(group: Any, output: torch.Tensor, tensor: torch.Tensor, optio
 
 
 def unsupported_ddp_feature(module: Any) -> str:
-    """Returns a feature that a DistributedDataParallel uses besides the average of gradients after a backward pass; "" if there is none."""
+    """Returns the name of a feature of DistributedDataParallel, other than averaging gradients, that the module uses; "" if none."""
     reasons = {
         "a communication hook": bool(getattr(module, "_comm_hooks", ())) or hasattr(module, "buffer_hook"),
         "static_graph": module.static_graph,
@@ -657,7 +659,7 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
 
     Args:
         module: The DistributedDataParallel.
-        share_buffers: Called before the module, with the buffers that must be synchronised among the processes.
+        share_buffers: Called before the module, with the list of the buffers that must be synchronised among the processes.
     """
 
     def pre_forward(*inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -688,7 +690,7 @@ def call_after_backward(function: Callable[[], object]) -> None:
 
 
 def op_lookup_codes() -> tuple[types.CodeType, ...]:
-    """Returns the code of the functions by which torch looks up an op inside the op's call, and which cache an entry at the first call.
+    """Returns the code objects of torch's functions that look up an op when the op is called, and cache an entry at its first call.
 
     They belong to the registry of custom ops, and to DTensor's sharding propagation (if this process has DTensors).
     """
@@ -729,17 +731,18 @@ def compile_options(device: jax.Device, options: Mapping[str, Any]) -> tuple[Any
     return compile_options, _DeviceList((device,))
 
 
-# A context in which JAX creates none of its own clients in another thread.
+# JAX's lock: while this thread holds it, no other thread creates one of JAX's own clients.
 client_lock: contextlib.AbstractContextManager[Any] = _find("jax._src.xla_bridge._backend_lock") or contextlib.nullcontext()
 
 
 def mlir_threads() -> Any | None:
-    """Returns MLIR's thread pool, if JAX has created one. It imports nothing, because it is called in a child right after a fork."""
+    """Returns MLIR's thread pool; None if JAX has not created one. It imports nothing, because a child calls it right after a fork."""
     return getattr(sys.modules.get("jax._src.interpreters.mlir"), "global_thread_pool", None)
 
 
-# Removes a jaxpr from JAX's weakly keyed cache of dead-code elimination. From JAX 0.11 on, the entry of a jaxpr with `keep_unused=True`
-# refers to the jaxpr itself, which is its key. So neither the jaxpr nor the program's constants and kernels would ever be freed.
+# Removes a jaxpr from JAX's cache of dead-code elimination, whose keys are weak references. From JAX 0.11 on, the entry of a jaxpr with
+# `keep_unused=True` refers to the jaxpr itself. So without this, neither the jaxpr nor the program's constants and kernels would ever be
+# freed.
 _evict_jaxpr: Callable[[Any], object] | None = _find("jax._src.interpreters.pxla._dce_jaxpr.evict_weakref")
 
 
@@ -768,7 +771,7 @@ def varying_axes(aval: Any) -> frozenset[str]:
 
 
 def uncompiled(function: Any) -> Any:
-    """Returns the module or function from which `torch.compile` has made this one; the argument itself if it is not compiled."""
+    """Returns the original of a module or function that `torch.compile` has returned; the argument itself if it is not compiled."""
     if isinstance(function, torch._dynamo.eval_frame.OptimizedModule):
         return uncompiled(function._orig_mod)
     original = getattr(function, "_torchdynamo_orig_callable", None)
@@ -779,7 +782,7 @@ _innermost_backend = _require("torch._dynamo.eval_frame.innermost_backend")
 
 
 def backend_of(function: Any) -> Any:
-    """Returns the backend of a module or function made by `torch.compile`, or of a module after `module.compile()`; None for others."""
+    """Returns the backend of a module or function that `torch.compile` has returned, or of a module after `module.compile()`; else None."""
     context = getattr(function, "dynamo_ctx", None)
     if context is not None:
         return _innermost_backend(context.callback)
@@ -805,7 +808,7 @@ _next_sequence_number: Callable[[], int] = _require("torch.autograd._get_sequenc
 
 
 def autograd_position() -> tuple[int, bool]:
-    """Returns the sequence number of autograd's latest node, and False. In a backward pass: that of the current node, and True."""
+    """Returns the sequence number of autograd's latest node, and False. In a backward pass: the number of the current node, and True."""
     node = _current_node()
     return (_next_sequence_number() - 1, False) if node is None else (node._sequence_nr(), True)
 

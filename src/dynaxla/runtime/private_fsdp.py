@@ -1,5 +1,5 @@
 """Private interfaces of FSDP2 (`torch.distributed.fsdp.fully_shard`): parameter groups, the sharding of each parameter, and the hooks that
-unshard and reshard them.
+unshard (all-gather) and reshard parameters.
 
 A *state* is torch's FSDPState of one `fully_shard` call. A *group* is an FSDPParamGroup: the parameters of a state on one mesh. A
 *parameter* is an FSDPParam. A gradient is *unreduced* until it has been reduce-scattered.
@@ -26,7 +26,7 @@ Parameter = Any
 
 log = logging.getLogger("dynaxla")
 
-# The attributes of states, groups and parameters that this module uses. In every release they exist by the first step.
+# The attributes of states, groups and parameters that this module uses. In every supported release of torch they exist by the first step.
 _IN_STATE = (
     "_fsdp_param_groups", "_is_root", "_modules", "_lazy_init", "_pre_forward_hook_handle", "_post_forward_hook_handle", "_pre_forward",
     "_post_forward", "_device", "_cast_forward_inputs", "_cast_output_dtype",
@@ -61,7 +61,7 @@ _MISSING = object()
 
 
 def missing_in(modules: Iterable[Any]) -> str:
-    """Returns the first name that this module needs and that this torch's FSDP2 lacks; "" if there is none. Each name is logged once."""
+    """Returns the first name that this module needs and this torch's FSDP2 lacks; "" if there is none. Each missing name is logged once."""
     modules = list(modules)
     return _missing_function() or next(filter(None, map(_missing_in_module, modules)), "") if modules else ""
 
@@ -80,7 +80,7 @@ def _missing_in_module(module: Any) -> str:
     for group in groups_of(state):
         if missing := _lacks(group, _IN_GROUP):
             return _reported(missing)
-        for parameter in group.fsdp_params[:1]:  # all are of one class
+        for parameter in group.fsdp_params[:1]:  # all parameters are of one class
             if missing := _lacks(parameter, _IN_PARAMETER):
                 return _reported(missing)
             missing = _lacks(group, _IN_GROUP_2_15) or _lacks(parameter, _IN_PARAMETER_2_15)
@@ -95,9 +95,9 @@ def _lacks(item: Any, names: Sequence[str]) -> str:
 
 
 def _has(item: Any, name: str) -> bool:
-    """True if an object has the attribute, or its class declares it.
+    """True if an object has the attribute (settable, if it is one of `_WRITTEN`), or its class declares it by an annotation.
 
-    The attribute is not read: some attributes are set by the first forward pass, and some properties raise before it.
+    The attribute is not read, because the first forward pass sets some attributes, and some properties raise before it.
     """
     attribute = inspect.getattr_static(item, name, _MISSING)
     if name in _WRITTEN and isinstance(attribute, property):
@@ -106,13 +106,16 @@ def _has(item: Any, name: str) -> bool:
 
 
 def _keeps_unreduced_in_grad(parameter: Parameter) -> bool:
-    """True if unreduced gradients are kept in `.grad` of the unsharded parameter (torch 2.15). Earlier releases keep them in
-    `unsharded_accumulated_grad`."""
+    """True if torch keeps unreduced gradients in `.grad` of the unsharded parameter (torch 2.15).
+
+    Earlier releases keep them in `unsharded_accumulated_grad`.
+    """
     return isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property)
 
 
 @functools.cache
 def _reported(missing: str) -> str:
+    """Logs the name of a missing attribute or function, unless it is "". Returns the name."""
     if missing:
         log.warning("FSDP2 of torch %s has no %s: torch's own hooks gather the parameters of steps", torch.__version__, missing)
     return missing
@@ -136,8 +139,7 @@ def groups_of(state: State) -> Sequence[Group]:
 
 
 def prepare(modules: Sequence[Any]) -> None:
-    """Runs torch's lazy initialisation, which is due before a first forward pass, and reshards parameters that an earlier pass has left
-    unsharded."""
+    """Prepares modules for a step: runs torch's lazy initialisation, if it has not run, and reshards all parameters."""
     if missing_in(modules):
         return
     states = states_of(modules)
@@ -149,18 +151,18 @@ def prepare(modules: Sequence[Any]) -> None:
     for state in states:
         for group in groups_of(state):
             if _needs_unsharded(group) and not unsupported_feature(state):
-                group.unshard()  # once; a collective, which all processes reach in their first step
+                group.unshard()  # a collective, which all processes call in their first step
                 group.wait_for_unshard()
             reshard(group)
 
 
 def _needs_unsharded(group: Group) -> bool:
-    """True if gradients are kept in unsharded parameters that do not exist yet: torch creates them when it first unshards the group."""
+    """True if torch keeps gradients in unsharded parameters that do not exist yet. It creates them when it first unshards the group."""
     return any(_keeps_unreduced_in_grad(parameter) and not hasattr(parameter, "unsharded_param") for parameter in group.fsdp_params)
 
 
 def reshard(group: Group) -> None:
-    """Reshards a group, as between two steps. Unreduced gradients move to the attribute that torch reads first."""
+    """Reshards a group, as between two steps. It first moves unreduced gradients to the attribute from which torch reads them next."""
     for parameter in group.fsdp_params:
         unsharded = getattr(parameter, "unsharded_param", None)
         if not _keeps_unreduced_in_grad(parameter) and unsharded is not None and unsharded.grad is not None:
@@ -170,7 +172,7 @@ def reshard(group: Group) -> None:
 
 
 def unsupported_feature(state: State) -> str:
-    """Returns a feature that the state uses and that functional collectives do not support; "" if there is none."""
+    """Returns the name of a feature that the state uses and functional collectives do not support; "" if there is none."""
     from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
@@ -249,7 +251,7 @@ def replaced_methods(
 
 
 def modules_of(state: State) -> Sequence[torch.nn.Module]:
-    """Returns the modules that the state covers: one module, or a list of modules that together form one forward pass."""
+    """Returns the modules that the state covers: one module, or several that `fully_shard` was given as a list."""
     found: Sequence[torch.nn.Module] = state._modules
     return found
 
@@ -310,20 +312,20 @@ def reduction_order(group: Group) -> Sequence[Parameter]:
 
 
 def set_reduction_pending(group: Group, is_pending: bool) -> None:
-    """Records, at the end of a backward pass, whether the group's gradients are still unreduced."""
+    """Sets torch's flag that a group's gradients are still unreduced, at the end of a backward pass. Releases before 2.15 have no flag."""
     if getattr(group, "_post_backward_pending", is_pending) != is_pending:
         group._post_backward_pending = is_pending
 
 
 def has_partial_gradient(group: Group, parameter: Parameter) -> bool:
-    """True if `partial_gradients` has a slice for this parameter. torch then adds zeros for a missing gradient."""
+    """True if `partial_gradients` has a slice for this parameter. If the parameter then has no gradient, torch adds zeros to the slice."""
     return group._partial_reduce_output is not None and parameter in getattr(group, "_partial_reduce_output_layout", ())
 
 
 def partial_gradients(group: Group, parameters: Sequence[Parameter]) -> torch.Tensor | None:
-    """Returns the gradients of these parameters that were reduce-scattered but not yet all-reduced over replicas, flat and padded.
+    """Returns the gradients of these parameters that were reduce-scattered but not yet all-reduced over replicas; None if there are none.
 
-    None if there are none.
+    They are one flat tensor, in the order of `parameters`. Each gradient has the size of a padded shard.
     """
     flat: torch.Tensor | None = group._partial_reduce_output
     layout = getattr(group, "_partial_reduce_output_layout", None)
@@ -334,7 +336,7 @@ def partial_gradients(group: Group, parameters: Sequence[Parameter]) -> torch.Te
 
 
 def set_partial_gradients(group: Group, parameters: Sequence[Parameter], value: torch.Tensor | None) -> None:
-    """Stores the value of `partial_gradients`."""
+    """Stores a flat tensor as `partial_gradients` returns it."""
     group._partial_reduce_output = value
     layout = _layout(parameters)
     if value is not None and getattr(group, "_partial_reduce_output_layout", layout) != layout:
@@ -352,10 +354,11 @@ def _layout(parameters: Sequence[Parameter]) -> dict[Parameter, tuple[int, int]]
 
 
 def reduction_factors(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
-    """Returns the factors and ops by which gradients of a dtype are reduced.
+    """Returns how gradients of a dtype are reduced.
 
-    Returns: the divisor before the reduction, the divisor after it, and the reduce ops ("avg" or "sum") of the reduce-scatter and of the
-    all-reduce over replicas.
+    Returns: the divisor before the reduction, the divisor after it, the op of the reduce-scatter, and the op of the all-reduce over
+        replicas.
+    Ops are "avg" or "sum".
     """
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
@@ -364,7 +367,7 @@ def reduction_factors(group: Group, dtype: torch.dtype) -> tuple[float, float, s
         reduce_group(group), replica_group(group), dtype, group.device.type, factor, group.force_sum_reduction_for_comms
     )
     average, total = torch.distributed.ReduceOp.AVG, torch.distributed.ReduceOp.SUM
-    if scatter not in (average, total):  # scaled inside of the collective
+    if scatter not in (average, total):  # an op that scales before it adds: here the divisor does that
         before, scatter = factor, total
     scatter_op, all_reduce_op = ("avg" if op == average else "sum" for op in (scatter, all_reduce))
     return before or 1.0, after or 1.0, scatter_op, all_reduce_op
@@ -410,7 +413,7 @@ def unreduced_dtype(parameter: Parameter) -> torch.dtype | None:
 
 
 def mixes_dtypes(parameter: Parameter) -> bool:
-    """True if torch reduces the gradients of several dtypes together, in one common dtype."""
+    """True if torch reduces gradients of several dtypes together, in one common dtype (torch 2.15)."""
     return _keeps_unreduced_in_grad(parameter)
 
 
@@ -425,7 +428,7 @@ def wrap_unsharded(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
 
 
 def wrap(local: torch.Tensor, spec: Any) -> torch.Tensor:
-    """Returns a DTensor of this process's shard. spec: Its DTensorSpec."""
+    """Returns a DTensor with this process's local tensor and a DTensorSpec."""
     from torch.distributed.tensor import DTensor
 
     found: torch.Tensor = DTensor(local, spec, requires_grad=False)
@@ -438,13 +441,13 @@ def unwrap(tensor: Any) -> tuple[torch.Tensor, Any]:
 
 
 def set_on_modules(parameter: Parameter, tensor: torch.Tensor) -> None:
-    """Sets a tensor in place of the parameter on all modules that share it."""
+    """Makes a tensor the attribute of all modules that share the parameter, in place of the parameter."""
     tensor._is_param = True  # makes `isinstance(tensor, torch.nn.Parameter)` true
     parameter._setattr_on_modules(tensor)
 
 
 def restore_sharded(parameter: Parameter) -> None:
-    """Sets the sharded parameter again on all modules that share it."""
+    """Makes the sharded parameter the attribute of all modules that share it again."""
     parameter._setattr_on_modules(parameter.sharded_param)
 
 

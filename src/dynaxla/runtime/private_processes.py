@@ -1,7 +1,7 @@
-"""The private entry points for XLA's own collectives among processes; `private.py` defines the term.
+"""The private entry points for XLA's own collectives among processes. (`private.py` defines the term *private entry point*.)
 
-An XLA client that spans processes needs jaxlib's coordination service only until the processes have found each other: afterwards it
-communicates by gloo. jaxlib ends a process that loses its connection to the service while the service is in use.
+An XLA client that spans processes needs jaxlib's coordination service only until the processes have found each other. Afterwards it
+communicates by gloo. jaxlib ends a process that loses its connection to the service while the process uses the service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _make_gloo: Callable[..., Any] = private._require("jaxlib._jax.make_gloo_tcp_col
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
 _parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 
-# A heartbeat timeout in seconds that is never reached: jaxlib ends a process without a heartbeat for this long.
+# A heartbeat timeout in seconds that is never reached. jaxlib ends a process that has sent no heartbeat for such a time.
 _NEVER = 10**8
 
 
@@ -71,15 +71,26 @@ def make_client(agent: Any, index: int, count: int, host: str) -> Any:
 
 
 def as_replicas(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
-    """Sets compile options so that a program runs as a replica on each of these devices, one per process, with per-process shapes."""
+    """Sets compile options for a program that each process runs as one replica, with its own local shapes. Returns the options.
+
+    Args:
+        compile_options: The compile options, which are changed.
+        devices: One device of each process.
+    """
     compile_options.num_replicas = compile_options.executable_build_options.num_replicas = len(devices)
     compile_options.device_assignment = _assignment.create(np.array([[device.id] for device in devices], np.int32))
     return compile_options
 
 
 def as_partitions(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
-    """Sets compile options so that XLA's SPMD partitioner (Shardy) splits a program over these devices. It chooses the shardings of results
-    that have none."""
+    """Sets compile options for a program that XLA's SPMD partitioner (Shardy) splits over these devices. Returns the options.
+
+    The partitioner chooses the shardings of results that have none.
+
+    Args:
+        compile_options: The compile options, which are changed.
+        devices: One device of each process.
+    """
     build = compile_options.executable_build_options
     compile_options.num_partitions = build.num_partitions = len(devices)
     build.use_spmd_partitioning = build.use_shardy_partitioner = True
@@ -89,7 +100,7 @@ def as_partitions(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
 
 
 def shardings_of(executable: Any, mesh: jax.sharding.Mesh) -> list[tuple[tuple[int, ...], NamedSharding]]:
-    """Returns a shape and a sharding for each result of a program compiled with `as_partitions`. The shapes are unknown, so they are ().
+    """Returns a shape and a sharding for each result of a program compiled with `as_partitions`. The shapes are unknown: each is ().
 
     Args:
         executable: The compiled program.
@@ -115,11 +126,13 @@ def named_groups() -> dict[str, Any]:
 
 # XLA's collectives among replicas. Each replica is a process.
 
+# Groups of processes, by their indices.
 Groups = tuple[tuple[int, ...], ...]
 _REDUCTIONS = {"sum": "AddOp", "product": "MulOp", "max": "MaxOp", "min": "MinOp"}
 
 
 def _replica_groups(groups: Groups) -> Any:
+    """Returns the attribute `replica_groups` of a StableHLO op. Shorter groups are padded with -1."""
     width = max(map(len, groups))
     return ir.DenseIntElementsAttr.get(np.array([[*group, *[-1] * (width - len(group))] for group in groups], np.int64))
 
@@ -166,26 +179,26 @@ _replica = _primitive("replica", lambda: jax.core.ShapedArray((), np.uint32), _l
 
 
 def all_reduce(x: jax.Array, groups: Groups, reduction: str) -> jax.Array:
-    """Under jit: returns the sum, product, max or min of x over the processes of each group (tuples of indices of processes)."""
+    """Under jit: returns the sum, product, max or min of x over the processes of the process's group."""
     return _all_reduce.bind(x, groups=groups, reduction=reduction)
 
 
 def all_gather(x: jax.Array, groups: Groups) -> jax.Array:
-    """Under jit: concatenates x of all processes of a group along the first dimension. All groups have the same size."""
+    """Under jit: concatenates x of all processes of the process's group along the first dimension. All groups have the same size."""
     return _all_gather.bind(x, groups=groups)
 
 
 def all_to_all(x: jax.Array, groups: Groups) -> jax.Array:
-    """Under jit: splits x along the first dimension into equal parts, one for each process of the group, and concatenates the received
+    """Under jit: splits x along the first dimension into equal parts, sends one to each process of the group, and concatenates the received
     parts."""
     return _all_to_all.bind(x, groups=groups)
 
 
 def process_index() -> jax.Array:
-    """Under jit: returns this process's index among all, uint32[]."""
+    """Under jit: returns this process's index among all participants, uint32[]."""
     return _replica.bind()
 
 
-def never() -> jax.Array:
+def opaque_false() -> jax.Array:
     """Under jit: returns false in a form that XLA cannot constant-fold."""
     return jax.lax.eq(_replica.bind(), np.uint32(2**32 - 1))

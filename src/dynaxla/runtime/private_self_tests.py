@@ -1,4 +1,4 @@
-"""Self-tests of the private entry points that have a public alternative: each is called once in a process, with small values, before use.
+"""Self-tests of the private entry points that have a public alternative: each process calls each entry point once with small values.
 
 An entry point that raises, or returns another result than its public alternative, is removed from `private.Fast`. The public alternative
 then runs, and `dynaxla doctor` reports the reason.
@@ -69,7 +69,7 @@ def _guard_tree(device: jax.Device) -> bool:
     checked = {"a": 1}
     check = DictCheck([checked])
     if not check.are_unchanged():
-        return True  # this Python keeps no version: "changed" is the safe answer
+        return True  # this Python keeps no version numbers, so "changed" is the correct answer
     checked["b"] = 2
     return not check.are_unchanged()
 
@@ -80,8 +80,8 @@ def _traceback_scope(device: jax.Device) -> bool:
         return True
 
 
-# The entry points that are tested and used together. Entry points for programs are tested at their first use (programs.py), because the
-# test needs a program.
+# The self-test of each entry point of `Fast`, or of several that are used together. Entry points for programs are tested at their first use
+# (programs.py), because the test needs a program.
 _TESTS: dict[tuple[str, ...], Callable[[jax.Device], bool]] = {
     ("to_buffer", "torch_to_capsule"): _import,
     ("to_capsule", "torch_from_capsule"): _export,
@@ -103,7 +103,7 @@ def run(device: jax.Device) -> None:
         device: A CPU device of XLA.
     """
     global _has_run
-    if _has_run or private.functorch_level() is not None:  # a transform would wrap the tests' tensors
+    if _has_run or private.functorch_level() is not None:  # a functorch transform would wrap the tensors of the tests
         return
     _has_run = True
     with private.without_modes(), private.below_autograd():

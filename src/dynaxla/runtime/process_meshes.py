@@ -1,4 +1,4 @@
-"""torch's device meshes of processes, as XLA's partitioner and clients need them."""
+"""torch's device meshes of processes, in the form that XLA's partitioner and clients need."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ class ProcessMesh:
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
-        """The replicated sharding. Its devices are virtual: programs are lowered for them, and run on other devices."""
+        """The replicated sharding on a JAX mesh of virtual devices. Programs are lowered for them, and run on the processes' devices."""
         devices = np.array(clients.virtual_devices(self.size)).reshape(self.sizes)
         return NamedSharding(Mesh(devices, self.axes, axis_types=(AxisType.Auto,) * len(self.axes)), PartitionSpec())

@@ -1,10 +1,13 @@
-"""XLA clients that span several processes, and the set of processes that take part in a program.
+"""XLA clients that span several processes, and the processes that take part in a program.
 
-The *members* of a program with collectives over some process groups are the ranks of the smallest process group that contains all of them.
-The members' clients find each other through that group's store, connect the cliques of all process groups among the members, and then leave
-jaxlib's coordination service. (A clique is XLA's word for the devices of one collective.) The cliques must be connected early: XLA would
-connect a clique at its first use, by the service, which no longer exists then. Afterwards only gloo's connections remain, so a process that
-ends does not end the others. A process group that is created later needs new clients.
+The *participants* of a program with collectives over some process groups are the ranks of the smallest process group that contains all of
+these groups. A *network* is an XLA client over the participants, with one CPU device for each. The participants find each other through
+their process group's store, connect the cliques of all process groups among them, and then leave jaxlib's coordination service. (A clique
+is XLA's word for the devices of one collective.)
+
+XLA would connect a clique at its first use, by the service, which no longer exists then. So all cliques are connected when the network is
+created. Afterwards only gloo's connections remain, so a process that ends does not end the others. A process group that is created later
+needs another network.
 """
 
 from __future__ import annotations
@@ -30,19 +33,20 @@ from .clients import c_environment
 from .collective_agreement import ProgramCollectives
 from .tcp_connections import Endpoints, connections, matching, shut_down
 
-# Timeout for connecting, in seconds, once all processes have arrived.
+# The timeout in seconds for connecting, once all participants have called `_connect`.
 _CONNECT_SECONDS = 120
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """An XLA client that spans several processes. A process's *index* is its index among the members.
+    """An XLA client that spans several processes. A process's *index* is its position among the participants.
 
     Attributes:
         devices: One device of each process, by index.
         index: This process's index.
         cliques: The connected cliques of torch's process groups that contain this process, as tuples of indices.
-        extra_cliques: The connected cliques, of all processes, that are not process groups of torch, as sets of indices.
+        extra_cliques: The further connected cliques, which are not process groups of torch, as sets of indices. Equal on all processes, so
+            this process need not be in them.
     """
 
     devices: Sequence[jax.Device]
@@ -52,7 +56,7 @@ class Network:
     _connections: Mapping[int, Endpoints]
 
     def shut_down(self) -> None:
-        """Shuts down the connections, so that no process waits for another any more."""
+        """Shuts down the connections, so that running collectives fail and no process waits for another any more."""
         shut_down(self._connections)
 
     @property
@@ -62,15 +66,16 @@ class Network:
 
 
 @dataclass(eq=False)
-class Members:
+class Participants:
     """The processes that take part in a program with collectives.
 
     Attributes:
-        ranks: torch's ranks of all members, by index.
+        ranks: torch's ranks of all participants, by index.
         cliques: For each process group's name, the indices of its ranks, in the group's order.
-        agreement: The processes' agreement on the collectives of the latest trace.
+        agreement: The collectives of the latest trace, which the processes compare.
         calls: The HLO collectives that the latest trace has emitted, in order.
-        keeps_collectives: True if the program must keep its collectives alive even if no result depends on the last of them.
+        keeps_collectives: True to give the program an effect that depends on its last collective, so that XLA does not remove collectives
+            whose results are unused.
         extra_cliques: Further cliques to connect, as sets of indices, equal on all processes.
     """
 
@@ -83,8 +88,8 @@ class Members:
     extra_cliques: frozenset[frozenset[int]] = frozenset()
 
     @staticmethod
-    def of(names: Sequence[str]) -> Members:
-        """Returns the members of a program with collectives over these process groups.
+    def of(names: Sequence[str]) -> Participants:
+        """Returns the participants of a program with collectives over these process groups.
 
         Raises: ValueError (torch's) for a group that no longer exists.
         """
@@ -92,21 +97,24 @@ class Members:
         needed = set().union(*ranks.values())
         candidates = [group for group in private_processes.named_groups().values() if needed <= set(_ranks(group))]
         group = min(candidates, key=lambda group: len(_ranks(group)))  # the first of the smallest, the same on all processes
-        members = _ranks(group)
-        return Members(members, {name: tuple(map(members.index, of)) for name, of in ranks.items()}, group)
+        participants = _ranks(group)
+        cliques = {name: tuple(map(participants.index, group_ranks)) for name, group_ranks in ranks.items()}
+        return Participants(participants, cliques, group)
 
     def begin(self) -> None:
-        """Resets the collectives before a new trace."""
+        """Forgets the collectives of the latest trace, before a new one."""
         self.agreement = ProgramCollectives()
         self.calls.clear()
 
     def replica_groups(self, name: str, *, evenly: bool) -> tuple[tuple[int, ...], ...] | None:
-        """Returns replica groups that contain all members. The first is the process group's. The others only complete the partition: XLA
-        requires every member in a group, and this process takes no part in them.
+        """Returns XLA's replica groups for a collective over a process group. They contain all participants.
+
+        The first group is the process group. The other groups are there because XLA requires every participant in a group. This process
+        takes no part in them.
 
         Args:
             name: The name of the process group.
-            evenly: If true, all groups must have the same size. Returns None if that is impossible.
+            evenly: True if all groups must have the same size. The result is None if that is impossible.
         """
         clique = self.cliques[name]
         rest = [index for index in range(len(self.ranks)) if index not in clique]
@@ -117,7 +125,9 @@ class Members:
         return clique, *(tuple(rest[start : start + size]) for start in range(0, len(rest), size))
 
     def connected(self) -> Network:
-        """Returns the network for the program of the latest trace, once the processes agree on its collectives. The first call creates it.
+        """Compares the collectives of the latest trace among the processes, and returns a network with connections for all of them.
+
+        It creates a network if there is none with these connections.
 
         Raises: CollectiveMismatch; CollectiveFailed.
         """
@@ -133,7 +143,7 @@ class Members:
 
 
 def group_numbers(names: Sequence[str]) -> tuple[int, ...]:
-    """Returns a number for each process group. A later group with the same name has another number."""
+    """Returns a number for each process group, by which groups with the same name at different times can be distinguished."""
     numbers = []
     for name in names:
         group = private.process_group(name)
@@ -152,6 +162,7 @@ _immortal: list[Any] = []
 
 
 def _ranks(group: Any) -> tuple[int, ...]:
+    """Returns the global ranks of a process group."""
     return tuple(torch.distributed.get_process_group_ranks(group))
 
 
@@ -161,8 +172,8 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, extra_cliques: fro
     Args:
         group: The process group through whose store the processes find each other.
         ranks: Its ranks, by index.
-        number: The number of networks that these processes have created before.
-        extra_cliques: See `Members`.
+        number: The number of earlier networks over the same process group.
+        extra_cliques: See `Participants`.
 
     Raises: CollectiveFailed.
     """
@@ -182,7 +193,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, extra_cliques: fro
             rendezvous.send("address", address)
         address = rendezvous.receive("address", 0)
         threads = str(torch.get_num_threads())
-        # The processes' machines share a network, so gRPC must not use a proxy.
+        # gRPC must not use a proxy, since the processes' machines reach each other directly.
         with c_environment("no_grpc_proxy", address.rpartition(":")[0]), c_environment("PJRT_NPROC", threads):
             agent = private_processes.make_agent(address, index, _CONNECT_SECONDS)
             agent.connect()
@@ -191,9 +202,10 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, extra_cliques: fro
         cliques = [*_cliques(ranks), *sorted(tuple(sorted(clique)) for clique in extra_cliques if index in clique)]
         cliques = list(dict.fromkeys(cliques))
         _connect_cliques(devices, index, cliques)
+        # gloo's connections are among the new ones. `matching` selects the connections to other participants.
         new = {descriptor: endpoints for descriptor, endpoints in connections().items() if before.get(descriptor) != endpoints}
-        theirs = rendezvous.exchange("connected", list(new.values()))
-        new = matching(new, [(here, there) for endpoints in theirs for here, there in endpoints])
+        endpoints_of_all = rendezvous.exchange("connected", list(new.values()))
+        new = matching(new, [(here, there) for endpoints in endpoints_of_all for here, there in endpoints])
         agent.shutdown()
         if service is not None:
             service.shutdown()
@@ -213,11 +225,11 @@ def _cliques(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _connect_cliques(devices: Sequence[jax.Device], index: int, cliques: Sequence[tuple[int, ...]]) -> None:
-    """Makes XLA connect these cliques, by running a program with one collective over each in turn."""
+    """Makes XLA connect these cliques, by running a program with one collective over each clique in turn."""
 
     def program(x: jax.Array) -> jax.Array:
         for clique in cliques:
-            rest = ((other,) for other in range(len(devices)) if other not in clique)
+            rest = ((process,) for process in range(len(devices)) if process not in clique)
             x = private_processes.all_reduce(x, (clique, *rest), "max")
         return x
 
@@ -227,7 +239,7 @@ def _connect_cliques(devices: Sequence[jax.Device], index: int, cliques: Sequenc
 
 
 def _start_service(host: str, count: int) -> tuple[Any, str]:
-    """Starts a coordination service. It tries several ports, because another process may take a free port before the service does.
+    """Starts jaxlib's coordination service. It tries several ports, because another process may take a free port before the service does.
 
     Returns: the service and its address.
     """
@@ -246,7 +258,8 @@ def _start_service(host: str, count: int) -> tuple[Any, str]:
 def _host(store: Any) -> dict[str, str]:
     """Returns this machine's name, and the address at which other processes reach this one.
 
-    The address is this machine's on the route to the store, or its name if the store has no address.
+    The address is that of the network interface through which this machine reaches the store; the machine's name if the store has no
+    address.
     """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -262,19 +275,29 @@ def _host(store: Any) -> dict[str, str]:
 
 
 class _Rendezvous:
-    """Exchanges JSON values among processes through a store. Each process sends each key once."""
+    """Exchanges JSON values among processes through a store. Each process sends one value under each key.
+
+    Args:
+        store: The store of a process group.
+        ranks: torch's ranks of the processes, by index.
+        index: This process's index.
+        prefix: The prefix of all keys in the store.
+        seconds: The timeout for receiving a value.
+    """
 
     def __init__(self, store: Any, ranks: tuple[int, ...], index: int, prefix: str, seconds: float) -> None:
         self._store, self._ranks, self._index, self._prefix, self._seconds = store, ranks, index, prefix, seconds
 
     def send(self, key: str, value: Any) -> None:
+        """Sends this process's value."""
         self._store.set(self._store_key(key, self._index), json.dumps(value))
 
     def receive(self, key: str, index: int) -> Any:
+        """Waits for the value of one process, and returns it."""
         return self._receive_all(key, [index])[0]
 
     def exchange(self, key: str, value: Any) -> list[Any]:
-        """Sends this process's value, and returns the values of all processes by index."""
+        """Sends this process's value, waits for the values of all processes, and returns them by index."""
         self.send(key, value)
         return self._receive_all(key, range(len(self._ranks)))
 
@@ -305,7 +328,7 @@ class _Rendezvous:
 
 
 def _had_networks() -> bool:
-    """In a forked child: true if the parent had networks. The child does not free them."""
+    """In a forked child: returns true if the parent had networks. The child never frees them."""
     for item in _immortal:
         forks.leak(item)
     return bool(_immortal)

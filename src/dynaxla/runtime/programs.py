@@ -26,15 +26,15 @@ from .store import StoreProtocol
 
 
 def below_caller() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which objects that JAX creates (executables, arrays) do not record the frames outside of it.
+    """Returns a context in which objects that JAX creates (executables, arrays) do not record the Python frames outside of the context.
 
-    Otherwise each object keeps the code objects of its creating frames alive. These include the code that TorchDynamo generated, which in
-    turn keeps the program alive: neither would ever be freed.
+    Otherwise each object would keep the code objects of the frames that created it alive. Among these is the code that TorchDynamo has
+    generated, which in turn keeps the program alive. So neither would ever be freed.
     """
     return Fast.traceback_scope() if Fast.traceback_scope is not None else contextlib.nullcontext()
 
 
-# Dimension orders in memory, by an array's index.
+# Memory orders by array index: dimension i in memory is dimension orders[index][i] of the array.
 Orders = Mapping[int, tuple[int, ...]]
 
 
@@ -43,18 +43,18 @@ class XlaProgram:
     """A compiled program.
 
     Attributes:
-        call: Runs the program on arrays and returns arrays. It checks nothing: shapes, dtypes and devices must be right.
+        call: Runs the program on arrays and returns arrays. The caller must pass the right shapes, dtypes and devices: nothing checks them.
         text: Returns the optimized HLO.
         is_large: True if a call needs so much heap memory that glibc's settings were changed to keep freed memory.
         calls_back: True if the program may call torch's kernels.
-        orders: Returns the dimension orders in memory of the arguments and of the results: dimension i in memory is dimension order[i] of
-            the array. Empty for dynaxla's own clients, whose arrays are all row-major.
-        execute: Runs the program in a single C call and returns a value for `results`; None if that is not possible.
-        results: Returns the arrays of an execution by `execute`.
+        orders: Returns the memory orders of the arguments, and those of the results. Both are empty for dynaxla's own clients, whose arrays
+            are all row-major.
+        execute: Runs the program in a single C++ call and returns an execution for `results`; None if that is not supported.
+        results: Returns the arrays of an execution.
         mesh: The mesh, if the program runs on several devices.
-        memory: Returns XLA's memory statistics for each device; None for a program that consists of several.
+        memory: Returns XLA's memory statistics of one device. For a program that consists of several, it returns None.
         result_shardings: Returns the shapes and shardings of the results.
-        costs: Returns XLA's cost analysis for each device, by name, such as "flops".
+        costs: Returns XLA's cost analysis of one device, by name, such as "flops".
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -81,11 +81,11 @@ def compile_lowered(
     """Compiles a lowered program with XLA, or loads it from the store.
 
     Args:
-        lowered: The program. It must keep unused arguments (`keep_unused=True`).
-        device: The device on which it runs.
+        lowered: The program. Unused arguments must not have been dropped (`keep_unused=True`).
+        device: The device on which the program runs.
         options: XLA's options, by name.
-        store: A store of compiled programs. It is used for programs of `cpu_device()` that XLA can serialise.
-        keep_heap: True if glibc's settings may be changed to keep freed memory, for a program that needs much.
+        store: A store of compiled programs. It is used for programs on dynaxla's own clients that XLA can serialise.
+        keep_heap: True if glibc's settings may be changed to keep freed memory, in case the program needs much.
         processes: One device of each process, for a program with XLA's own collectives.
 
     Raises: jax.errors.JaxRuntimeError; NotImplementedError for features that JAX's own compiler lacks on this platform.
@@ -101,7 +101,7 @@ def compile_lowered(
     key = _store_key(module, device, options) if store is not None and not callbacks and not processes else ""
     executable = None
     if store is not None and key and (data := store.get(key)) is not None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # not a program, or one for another machine
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # XLA cannot load the entry, e.g. because it is for another processor
             executable = client.deserialize_executable(data, devices, compile_options)
             metrics.add("loads")
     if executable is None:
@@ -120,7 +120,7 @@ def compile_parts(
     mesh: Mesh,
     keep_heap: bool = True,
 ) -> XlaProgram:
-    """Compiles a lowered program with XLA's SPMD partitioner. The result runs this process's partition.
+    """Compiles a lowered program with XLA's SPMD partitioner. The returned program runs this process's partition.
 
     Args:
         lowered: The program.
@@ -142,6 +142,7 @@ def compile_parts(
 
 
 def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
+    """Returns the program of a loaded executable of one of dynaxla's own clients."""
     memory = executable.get_compiled_memory_stats()
     is_large = keep_heap and memory.temp_size_in_bytes + memory.output_size_in_bytes > heap.LARGE
     if is_large:
@@ -155,15 +156,15 @@ def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
 
 # Matches the targets of custom calls in StableHLO text.
 _CUSTOM_CALL_TARGET = re.compile(r'custom_call @"?([^"(]+)|call_target_name = "([^"]+)"')
-# The prefixes of references to programs. After the prefix, a reference has the compiled program's key in a store, or the lowered program.
+# The prefixes of references to programs: the key of a compiled program in a store, or the bytecode of a lowered program, follows.
 _STORED, _LOWERED = b"stored:", b"lowered:"
 
 
 def reference_to(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> bytes | None:
-    """Returns a reference from which `from_reference` gets the program that `compile_lowered` has just compiled with a store.
+    """Returns a reference to a program that `compile_lowered` has just compiled with a store. `from_reference` loads the program again.
 
-    None for a program with host callbacks, for one on a client of JAX's own, and for one with custom calls that must be initialised first,
-    such as LAPACK's: JAX initialises them when it lowers a program.
+    None for programs that cannot be loaded without lowering them again: on JAX's own clients, with host callbacks, or with custom calls
+    (such as LAPACK's) that JAX initialises when it lowers a program.
     """
     if not is_own(device) or private.host_callbacks(lowered):
         return None
@@ -174,19 +175,23 @@ def reference_to(lowered: jax.stages.Lowered, device: jax.Device, options: Mappi
     if key := _store_key(module, device, options):
         return _STORED + key.encode()
     code = io.BytesIO()
-    module.operation.write_bytecode(code)  # with Python source locations, after which XLA names its instructions
+    module.operation.write_bytecode(code)  # includes the Python source locations, from which XLA derives names of instructions
     return _LOWERED + code.getvalue()
 
 
 def is_stored(reference: bytes) -> bool:
-    """True if the reference is to a compiled program in a store."""
+    """True if a reference is to a compiled program in a store, not to a lowered program."""
     return reference.startswith(_STORED)
 
 
 def from_reference(
     reference: bytes, device: jax.Device, options: Mapping[str, Any], store: StoreProtocol, keep_heap: bool = True
 ) -> XlaProgram | None:
-    """Returns the program of a reference; None if the store no longer has it. For the other arguments see `compile_lowered`.
+    """Returns the program of a reference; None if the store no longer has it.
+
+    Args:
+        reference: The reference.
+        device, options, store, keep_heap: See `compile_lowered`.
 
     Raises: jax.errors.JaxRuntimeError.
     """
@@ -243,20 +248,21 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     def wait(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return jax.block_until_ready(run(arrays))
 
-    # JAX's own CPU client runs a program in another thread. This call waits, so that it can raise the exception of a torch kernel there.
+    # JAX's own CPU client runs a program in another thread. If a torch kernel may raise an exception there, the call waits, so that it can
+    # raise this exception.
     if calls_back and is_cpu:
         return XlaProgram(wait, text, **fields)
     return XlaProgram(run, text, execute=execute, results=results, **fields)
 
 
-# By device, the completion tokens of its latest programs, whether or not their results are still referenced. XLA has at most 32 programs in
-# flight (openxla/xla, max_inflight_computations).
+# By device, the completion tokens of its latest programs. A token is kept even if nothing refers to the program's results. XLA has at most
+# 32 programs in flight (openxla/xla, max_inflight_computations).
 _in_flight: dict[jax.Device, deque[Any]] = {}
 _MAX_IN_FLIGHT = 64
 
 
 def wait_for(device: jax.Device) -> None:
-    """Waits until all programs that were dispatched to a device of JAX's own client are done, whether or not their results are referenced.
+    """Waits until all programs that were dispatched to a device of JAX's own client are done, also those whose results are freed.
 
     Raises: the error of a program that has failed.
     """
@@ -265,21 +271,20 @@ def wait_for(device: jax.Device) -> None:
         try:
             token.block_until_ready()
         finally:
-            with contextlib.suppress(ValueError):  # another thread has removed it
+            with contextlib.suppress(ValueError):  # another thread has removed the token
                 in_flight.remove(token)
 
 
 def _orders(formats: Any) -> Orders:
-    """Returns the dimension orders of the arrays in a pytree of JAX formats, by index."""
+    """Returns the memory orders of the arrays in a pytree of JAX formats, by index."""
     return {index: tuple(array_format.layout.major_to_minor) for index, array_format in enumerate(jax.tree.leaves(formats))}
 
 
 def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:
-    """Returns the key of a compiled program in a store: a hash of the program, the options and the machine. Returns "" for a program that
-    cannot be serialised, or whose compilation the user wants to dump (xla_dump_to).
+    """Returns the key of a compiled program in a store: a hash of the program, the options and the machine.
 
-    Programs with oneDNN calls cannot be serialised: jaxlib's serialization does not support them, and fails without an error message
-    (std::bad_alloc at best).
+    Returns "" for programs that are not stored: those whose compilation the user wants to dump (xla_dump_to), and those that XLA cannot
+    serialise. Programs with oneDNN calls cannot be serialised: jaxlib fails without an error message (std::bad_alloc at best).
     """
     if any("dump" in name for name in (*options, os.environ.get("XLA_FLAGS", ""))):
         return ""
@@ -301,8 +306,10 @@ def fingerprint(lowered: jax.stages.Lowered) -> bytes:
 
 
 def _bytecode(operation: Any, context: Any) -> bytes | None:
-    """Returns a module as bytecode without source locations, which are also stripped from the module itself. None if jaxlib does not
-    support it."""
+    """Returns a module as bytecode without source locations. None if jaxlib does not support it.
+
+    The locations are also removed from the module itself.
+    """
     if Fast.pass_manager is None:
         return None
     try:
@@ -322,11 +329,13 @@ def _results(execution: Any) -> Sequence[jax.Array]:
 
 
 def _mesh_of(compiled: jax.stages.Compiled) -> Mesh:
+    """Returns the mesh on which a program runs."""
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     return next(sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
 
 
 def _result_shardings(compiled: jax.stages.Compiled) -> list[tuple[tuple[int, ...], Sharding]]:
+    """Returns the shape and sharding of each result."""
     infos = jax.tree.leaves(compiled.out_info)
     return [(info.shape, sharding) for info, sharding in zip(infos, jax.tree.leaves(compiled.output_shardings), strict=True)]
 
@@ -341,7 +350,10 @@ def _mesh_result_assembler(compiled: jax.stages.Compiled) -> Callable[[Any], Seq
 
 
 def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
-    """Returns jaxlib's handlers that make arrays with the types and shardings of these. None if jaxlib has no working handlers."""
+    """Returns jaxlib's result handlers, which make arrays of a later execution with the types and shardings of these results.
+
+    None if jaxlib has no working handlers.
+    """
     make = Fast.result_handler
     if make is None:
         return None
@@ -364,8 +376,10 @@ def _call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array
 
 
 def _result_assembler() -> Callable[[Any], Sequence[jax.Array]]:
-    """Returns a function that makes arrays of the results of an execution on one device. From the second execution on, it takes types and
-    shardings from the first."""
+    """Returns a function that makes arrays of the results of an execution on one device.
+
+    From the second execution on, the arrays get the types and shardings of the first execution's results, which is faster.
+    """
     handlers: list[Any] | None = None
 
     def results(execution: Any) -> Sequence[jax.Array]:

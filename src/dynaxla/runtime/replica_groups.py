@@ -9,24 +9,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# The HLO collectives, as a regular expression.
+# A regular expression for the names of HLO collectives.
 KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
 _CALL = re.compile(rf" (?:{KINDS})(?:-start)?\(.*$", re.MULTILINE)
+# Groups as lists: "{{0,1},{2,3}}".
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
+# Groups as an iota: "[2,4]<=[4,2]T(1,0)" is the array 0..7 of shape (4, 2), transposed, and reshaped to 2 groups of 4.
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+# Groups as axes of a mesh: "mesh['a'=2,'b'=4] {'b'}".
 _MESH = re.compile(
     r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<order>[\d,]+|\[[^()]*\](?:T\([\d,]*\))?)\))? \{(?P<axes>[^}]*)\}"
 )
 
 
 def all_groups_in(text: str) -> set[frozenset[int]]:
-    """Returns the groups of all collectives in a program, except groups of all devices. Raises: ValueError, as `groups_in` does."""
+    """Returns the device groups of all collectives in a program's HLO text. Raises: ValueError for an unknown syntax.
+
+    The group of all devices is missing if the text does not list it. Permutations have no groups.
+    """
     calls = [match[0] for match in _CALL.finditer(text)]
     return set().union(*(groups_in(call) or () for call in calls if "source_target_pairs=" not in call))
 
 
 def groups_in(text: str) -> set[frozenset[int]] | None:
-    """Returns the device groups of one collective; None for one group of all devices. Raises: ValueError for an unknown syntax."""
+    """Returns the device groups in the text of one collective; None if it has one group of all devices, which the text does not list.
+
+    Raises: ValueError for an unknown syntax.
+    """
     if mesh := _MESH.search(text):
         return _groups_of_mesh(mesh["sizes"], mesh["order"] or "", mesh["axes"])
     if listed := _LISTED.search(text):

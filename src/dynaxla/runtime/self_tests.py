@@ -1,5 +1,4 @@
-"""Self-tests of private entry points in child processes, for features whose failure could crash the process or return wrong results
-silently."""
+"""Self-tests that run in child processes, for features whose failure could crash the process or silently give wrong results."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ log = logging.getLogger("dynaxla")
 
 # A self-test takes three seconds of one core; the timeout allows for a busy machine.
 _TIMEOUT_SECONDS = 120
-# Environment variables that are removed for the child: the stored results must not depend on the user's settings of XLA and JAX.
+# Environment variables that the child does not get, because the stored results must not depend on the user's settings of XLA and JAX.
 _REMOVED_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORM_NAME", "JAX_ENABLE_X64", "JAX_DISABLE_JIT")
 
 
@@ -25,21 +24,21 @@ def results(script: Path, subjects: Sequence[str], environment: Sequence[str], s
     """Returns the results of a self-test, from the store or from a child process that runs it now.
 
     Args:
-        script: A Python file that imports nothing of dynaxla. For each argument it prints one line immediately: "SUBJECT passed",
-            or "SUBJECT" and the reason of its failure.
-        subjects: The script's arguments.
-        environment: Everything besides the script that the results depend on: versions, the processor.
+        script: A Python file that does not import dynaxla. For each argument it prints one line at once: "SUBJECT passed", or "SUBJECT" and
+            the reason of the failure.
+        subjects: The script's arguments, which name the features to test.
+        environment: Texts for all facts besides the script on which the results depend: versions, the processor.
         store: Stores the results for later processes.
 
     Returns:
-        By subject, "" if its test passed, else the reason of its failure. None if the self-test is not run: there is no store (so that each
-        process would have to run it), or no child process can be started.
+        By subject, "" if its test passed, else the reason of its failure. None if the self-test does not run, because there is no store
+        (each process would have to run the test), or because no child process can be started.
     """
     if store is None:
         return None
     try:
         source = script.read_bytes()
-    except OSError:  # in an archive
+    except OSError:  # e.g. because dynaxla is imported from a zip archive
         return None
     digest = hashlib.blake2b(source, digest_size=16)
     digest.update("\0".join([*subjects, *environment]).encode())
@@ -61,7 +60,7 @@ def _run(script: Path, subjects: Sequence[str]) -> str | None:
     environment["JAX_PLATFORMS"] = "cpu"
     command = [sys.executable, "-P", str(script), *subjects]
     try:
-        if not sys.executable or "python" not in Path(sys.executable).name.lower():  # an embedded interpreter: another program
+        if not sys.executable or "python" not in Path(sys.executable).name.lower():  # Python is embedded in another program
             return None
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, env=environment, check=False

@@ -1,8 +1,8 @@
-"""Files that outlive the process, such as executables, records of traces, and measurements of implementations.
+"""Stores on disk, which keep data for later processes: executables, records of traces, measurements of implementations.
 
-Each entry is one file. It is written under a temporary name and then renamed, so that readers (in other threads and processes, too) see it
-complete or not at all. A file begins with a hash of its key and its data; a file with a wrong hash is treated as missing. Executables are
-machine code: a directory that users other than root and the process's own can write is refused, and nothing is ever unpickled.
+Each entry is one file. It is written under a temporary name and then renamed, so that readers in all threads and processes see it complete
+or not at all. A file begins with a hash of its key and its data. A file with a wrong hash is treated as missing. Executables are machine
+code, so a directory that users other than root and the process's own can write to is refused. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ROOT = 0
 _CAPACITY = 4 << 30
 # A process checks the size of a folder each time it has written this fraction (1 / 16) of the capacity.
 _CHECKS_PER_CAPACITY = 16
-# The suffix of a file that is being written, and the age in seconds after which such a file counts as abandoned.
-_PART, _ABANDONED = ".part", 3600.0
+# The suffix of a file that is being written, and the age in seconds after which such a file is removed as abandoned.
+_PART, _ABANDONED_SECONDS = ".part", 3600.0
 
 
 class StoreProtocol(Protocol):
@@ -45,14 +45,14 @@ class StoreProtocol(Protocol):
         """Stores data under a key and replaces earlier data."""
 
 
-# Errors from creating a folder after which its parent may still be readable.
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+# Errors from creating a folder if its parent is read-only.
+_READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Store:
     """A mapping from keys to byte strings in a folder, which is created if it is missing.
 
-    A folder without write permission, as in a container with a read-only image, is only read, and a warning is logged once.
+    A folder without write permission, as in a container with a read-only image, is only read. A warning is then logged once.
 
     Args:
         folder: The folder.
@@ -71,8 +71,8 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = folder.stat()
         except (OSError, ValueError) as error:  # ValueError: not a valid file name
-            if getattr(error, "errno", None) in _READ_ONLY and folder.parent.is_dir():
-                self._set_read_only()  # a read-only cache directory without this folder
+            if getattr(error, "errno", None) in _READ_ONLY_ERRORS and folder.parent.is_dir():
+                self._set_read_only()  # the cache directory is read-only, and this folder does not exist
                 return
             reason = getattr(error, "strerror", None) or error
             raise OptionError(f"the cache directory {folder} cannot be used: {reason}", hint=_HINT) from error
@@ -103,14 +103,15 @@ class Store:
         digest, data = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
         if digest != _digest(key, data):
             return None
-        with contextlib.suppress(OSError):  # removed meanwhile, but already read
+        with contextlib.suppress(OSError):  # another process has removed the file meanwhile
             os.utime(path)
         return data
 
     def put(self, key: str, data: bytes) -> None:
         """Stores data under a key and replaces earlier data. Does nothing if the folder is read-only.
 
-        A failure, as on a full disk, is logged as a warning once: it only means that a later process repeats the work.
+        A failure, as on a full disk, raises nothing, because it only means that a later process repeats the work. It is logged as a
+        warning, once for each store.
         """
         if self._is_read_only:
             return
@@ -124,6 +125,7 @@ class Store:
             self._has_failed = True
 
     def _write(self, key: str, data: bytes) -> None:
+        """Writes an entry's file under a temporary name, and renames it."""
         handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=_PART)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -147,6 +149,7 @@ class Store:
         return self.folder / key
 
     def _files(self) -> Iterator[Path]:
+        """Iterates over the files of the entries, without those that are being written."""
         try:
             paths = list(self.folder.iterdir())
         except FileNotFoundError:  # the folder could not be created
@@ -154,15 +157,15 @@ class Store:
         return (path for path in paths if not path.name.startswith("."))
 
     def _make_room(self) -> None:
-        """Removes the least recently used files beyond the capacity, and partial files of processes that were killed while writing."""
+        """Removes the least recently used files if the folder exceeds its capacity, and temporary files that processes have abandoned."""
         self._bytes_until_check = self.capacity // _CHECKS_PER_CAPACITY
         for path in self.folder.glob(f".*{_PART}"):
-            with contextlib.suppress(OSError):  # its process has finished and renamed it
-                if time.time() - path.stat().st_mtime > _ABANDONED:
+            with contextlib.suppress(OSError):  # its process has finished it, and renamed the file
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
         files = []
         for path in self._files():
-            with contextlib.suppress(OSError):  # another process removed it
+            with contextlib.suppress(OSError):  # another process has removed the file
                 state = path.stat()
                 files.append((state.st_mtime, state.st_size, path))
         total = sum(size for _, size, _ in files)
@@ -181,6 +184,7 @@ def _warn_of_read_only(folder: Path) -> None:
 
 
 def _digest(key: str, data: bytes) -> bytes:
+    """Returns the hash with which an entry's file begins."""
     digest = hashlib.blake2b(key.encode() + b"\0", digest_size=_DIGEST_SIZE)
     digest.update(data)
     return digest.digest()

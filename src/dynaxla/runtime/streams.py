@@ -1,18 +1,22 @@
-"""Orders torch's and XLA's work on a CUDA device without blocking the host. This module holds all of dynaxla's use of CUDA streams, except
-for kernels that a program calls back (`transfer.on_stream`).
+"""Orders torch's and XLA's work on a CUDA device without blocking the host. This module has all of dynaxla's uses of CUDA streams, except
+for torch kernels that a program calls (`transfer.on_stream`).
 
-XLA runs every program on one stream of the device, its compute stream, which it does not expose. XLA orders that stream as follows:
+XLA runs every program on one stream of the device, its *compute stream*, which it does not expose. It orders the work on that stream as
+follows:
 
-- An array that is imported with a stream gets an event, recorded on that stream at the import. XLA accepts only streams that the device
-  itself provides for this purpose (`get_stream_for_external_ready_events`, four in turn).
+- An array that is imported with a stream gets an event, which is recorded on that stream at the import. XLA accepts only streams that the
+  device itself provides for this purpose (`get_stream_for_external_ready_events`, four in turn).
 - Before a program starts, the compute stream waits for the events of all its arguments, including unused ones.
-- The results of a program share one event, recorded on the compute stream after the program. An export makes a stream wait for it.
+- The results of a program share one event, which is recorded on the compute stream after the program. The export of a result makes a stream
+  wait for this event.
 
-So if the first argument of a program is imported last, with a stream that waits for torch's stream, then the program runs after all work
-that torch has queued. The other arguments need no events, and their aliases may be cached. At the export of any one result, torch's stream
-waits for the whole program, so torch may afterwards write or free the memory that the program reads. XLA frees and allocates memory only in
-the order of its compute stream: once torch has freed a result, only a later program can write to its memory, and that program waits for
-every torch stream that has received results.
+So dynaxla imports one argument of each program, the seed, after all other arguments, with a stream of XLA's that waits for torch's stream.
+The program then runs after all work that torch has queued. The other arguments need no events, so their aliases may be cached. At the
+export of any one result, torch's stream waits for the whole program, so torch may afterwards write or free the memory that the program
+reads.
+
+XLA frees and allocates memory only in the order of its compute stream. Once torch has freed a result, only a later program can write to the
+result's memory, and that program waits for every torch stream that has received results.
 
 Source: openxla/xla at the commit of jaxlib 0.10.2, xla/pjrt/pjrt_stream_executor_client.cc (CreateViewOfDeviceBuffer, EnqueueExecution,
 ExecuteHelper; moved to xla/pjrt/se/ since) and local_device_state.cc. Verified on an H200 with jaxlib 0.11.2 (docs/gpus.md).
@@ -36,15 +40,19 @@ class Streams:
 
     def __init__(self, torch_device: torch.device, device: jax.Device) -> None:
         self._torch_device, self._device = torch_device, device
-        self._readers: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have received results, by handle
-        self._torch_streams: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current, by handle
-        self._xla_streams: dict[int, torch.cuda.Stream] = {}  # XLA's streams, by handle
-        # Has the attribute `event`, recorded again at each call: a wait that is already queued refers to the earlier recording.
+        # By handle. "torch's own" streams are those that torch has created, without `torch.cuda.ExternalStream`s.
+        self._readers: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have received results
+        self._torch_streams: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current
+        self._xla_streams: dict[int, torch.cuda.Stream] = {}  # XLA's streams
+        # The attribute `event` is a CUDA event of the thread. It can be recorded again at each call, since waits that are already queued
+        # refer to the earlier recording.
         self._thread = threading.local()
 
-    def before(self) -> int:
-        """Returns an XLA stream with which to import an argument. It waits for the work that torch's current stream has queued, and for
-        that of all streams that have received results."""
+    def stream_for_import(self) -> int:
+        """Returns an XLA stream with which to import a program's seed.
+
+        The stream waits for all work that is queued on torch's current stream, and on torch's streams that have received results.
+        """
         current = self._current()
         handle = self._device.get_stream_for_external_ready_events()
         stream = self._xla_streams.get(handle)
@@ -58,12 +66,12 @@ class Streams:
             stream.wait_event(event)
         return handle
 
-    def after(self) -> int:
-        """Returns torch's current stream, with which to export a result so that the stream waits for the program. The handle is DLPack's:
-        CUDA's default stream is 1.
+    def stream_for_export(self) -> int:
+        """Returns torch's current stream, with which to export a result. The export makes that stream wait for the program.
 
-        A stream that is not torch's own (`torch.cuda.ExternalStream`) may be destroyed at any time, so later programs do not wait for it.
-        A user of such a stream must make torch's stream wait for it before results are freed.
+        The stream is a handle as DLPack defines it: 1 is CUDA's default stream. A `torch.cuda.ExternalStream` may be destroyed at any time,
+        so later programs do not wait for it. A user of such a stream must make one of torch's own streams wait for it before results are
+        freed.
         """
         current = self._current()
         handle: int = current.cuda_stream
@@ -81,9 +89,9 @@ class Streams:
                 self._torch_streams[handle] = stream
         return stream
 
-    def settle(self) -> None:
-        """Waits until the device is idle, after a failed call that may have started a part of its work."""
-        with contextlib.suppress(RuntimeError):  # the failed call's own exception reports the error
+    def wait_until_idle(self) -> None:
+        """Waits until the device is idle, after a failed call that may have started some of its work."""
+        with contextlib.suppress(RuntimeError):  # the exception of the failed call is raised instead
             torch.cuda.synchronize(self._torch_device)
 
 
@@ -100,7 +108,7 @@ def give_back_memory(device: torch.device) -> bool:
 
 
 def check_not_captured() -> None:
-    """Raises UnsupportedOp if torch captures a CUDA graph in this thread: the capture would miss the work on XLA's stream."""
+    """Raises UnsupportedOp if torch captures a CUDA graph in this thread: the CUDA graph would miss the work on XLA's stream."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise UnsupportedOp(
             "a program of dynaxla was called while torch records a CUDA graph, which cannot contain XLA's kernels",

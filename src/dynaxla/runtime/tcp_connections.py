@@ -1,4 +1,4 @@
-"""Lists this process's TCP connections, and shuts them down even while other code waits on them."""
+"""Lists this process's TCP connections, and shuts them down even while other code waits for data on them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def connections() -> dict[int, Endpoints]:
 
 
 def matching(own: Mapping[int, Endpoints], peers: Collection[Endpoints]) -> dict[int, Endpoints]:
-    """Returns those of this process's connections whose peers report the same two addresses.
+    """Returns the connections of this process whose peers report the same two addresses.
 
     Args:
         own: This process's connections, by file descriptor.
-        peers: The endpoints that the peers report.
+        peers: The endpoints of all connections that the peers report, each with the peer's own address first.
     """
     reversed_peers = {(there, here) for here, there in peers}
     return {descriptor: endpoints for descriptor, endpoints in own.items() if endpoints in reversed_peers}
 
 
 def shut_down(found: Mapping[int, Endpoints]) -> None:
-    """Shuts down these connections, so that waits on either end fail. File descriptors that are closed or reused are left alone."""
+    """Shuts down these connections, so that reads at either end fail. File descriptors that have been closed or reused are left alone."""
     for descriptor, endpoints in found.items():
         with contextlib.suppress(OSError), _socket(descriptor) as connection:
             if _endpoints(connection) == endpoints:
@@ -44,6 +44,7 @@ def shut_down(found: Mapping[int, Endpoints]) -> None:
 
 
 def _endpoints_of(descriptor: int) -> Endpoints | None:
+    """Returns the endpoints of a file descriptor's TCP connection; None if it has none."""
     with contextlib.suppress(OSError):  # closed, or not connected
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with _socket(descriptor) as connection:

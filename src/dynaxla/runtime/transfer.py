@@ -1,6 +1,6 @@
 """Zero-copy transfer of memory between torch and XLA.
 
-Each function has a fast implementation by private entry points (a few microseconds) and a public alternative; see private.py.
+Each function has a fast implementation by private entry points, which takes a few microseconds, and a public alternative (see private.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
     Args:
         tensor: The tensor.
         device: The device of the array.
-        stream: On a GPU, the XLA stream on which the array is ready (see streams.py). None if another argument of the program orders the
-            array's use.
+        stream: On a GPU, the XLA stream on which the array is ready (see streams.py). None if another argument of the same program makes
+            the program wait for torch's work.
     """
     if Fast.to_buffer and Fast.torch_to_capsule:
         return Fast.to_buffer(Fast.torch_to_capsule(tensor), device, stream)
@@ -39,7 +39,11 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
 def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
     """Returns another tensor on the same storage, which autograd does not treat as a view.
 
-    Strides and offset (from the tensor's start) are in elements.
+    Args:
+        tensor: The tensor.
+        shape: The shape of the result.
+        stride: The strides of the result, in elements.
+        offset: The distance from the first element of `tensor` to that of the result, in elements.
     """
     if Fast.reinterpret is not None:
         return Fast.reinterpret(tensor, tuple(shape), tuple(stride), offset)  # torch 2.15 refuses torch.Size
@@ -49,7 +53,7 @@ def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int
 def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """Returns a tensor of another dtype on the same storage, which autograd does not treat as a view.
 
-    Strides and offset (from the tensor's start) are in elements of the new dtype.
+    See `reinterpret`; `stride` and `offset` are in elements of the new dtype.
     """
     start, remainder = divmod(tensor.storage_offset() * tensor.element_size(), dtype.itemsize)
     if remainder:
@@ -60,8 +64,14 @@ def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stri
 
 
 def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
-    """Returns a torch tensor that shares and keeps alive the memory of a jax.Array. On the CPU it waits until the array is computed; on a
-    GPU it makes `stream` wait."""
+    """Returns a torch tensor that shares and keeps alive the memory of a jax.Array.
+
+    On the CPU it waits until the array is computed.
+
+    Args:
+        array: The array.
+        stream: On a GPU, the CUDA stream that is made to wait until the array is computed (see streams.py).
+    """
     if Fast.to_capsule and Fast.torch_from_capsule:
         return Fast.torch_from_capsule(Fast.to_capsule(array, stream))
     return torch.from_dlpack(array)

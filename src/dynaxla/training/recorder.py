@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 
 from .. import user_frames
-from ..buffers.addresses import elements_behind, lies_within
+from ..buffers.addresses import element_distance, lies_within
 from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
 from ..guards.object_graph import storage_of
@@ -285,7 +285,7 @@ class Recorder:
             path, source = self._paths.get(id(tensor)), None
             if path is None and (source := self._view_of(tensor)) is not None:
                 base = self._fake(source)
-                offset = source.storage_offset() + elements_behind(source, tensor)
+                offset = source.storage_offset() + element_distance(source, tensor)
                 geometry = list(tensor.shape), list(tensor.stride()), offset
             with torch.no_grad():
                 if source is not None and storage_of(source) != storage_of(tensor):

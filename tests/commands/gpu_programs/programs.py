@@ -127,8 +127,8 @@ def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None
     options = {**options_for(unit.platform, traced.jaxpr, Settings.current(unit.platform)), **unit.options.xla}
     compiled = compile_with_cublas_fallback(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
     formats = jax.tree.leaves(compiled.output_formats)
-    check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free)
-    saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
+    check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free_results)
+    saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free_results})
     phase = "prepared" if unit.name.endswith("_prepared") else unit.phase
     temporary = compiled.memory_analysis().temp_size_in_bytes
     return Compiled(unit.name, phase, unit.interpreter.module, lowered.as_text(), compiled.as_text() or "", temporary)
@@ -155,5 +155,5 @@ class _OnGpu:
         sharding = SingleDeviceSharding(gpu())
         return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in self._buffers.avals()]
 
-    def ordered(self, orders: Any) -> _OnGpu:
-        return _OnGpu(self._buffers.ordered(orders))
+    def with_result_orders(self, orders: Any) -> _OnGpu:
+        return _OnGpu(self._buffers.with_result_orders(orders))

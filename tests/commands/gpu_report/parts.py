@@ -98,7 +98,7 @@ def hand_over() -> None:
     if ON_GPU:
         with fact("hand_over", "streams of XLA") as found:
             found["handles"] = [hex(xla_device.get_stream_for_external_ready_events()) for _ in range(5)]
-            stream = streams.of(devices.with_index(DEVICE), xla_device).before()
+            stream = streams.of(devices.with_index(DEVICE), xla_device).stream_for_import()
     for name, handle in (("without a stream", None), *((("with a stream", stream),) if stream else ())):
         with fact("hand_over", f"import {name}") as found:
             array = transfer.import_tensor(x, xla_device, handle)
@@ -121,7 +121,7 @@ def hand_over() -> None:
         found["export"] = round(1e3 * milliseconds(lambda: transfer.export_array(result, 1 if ON_GPU else None), 500)["host_ms"], 2)
         if ON_GPU:
             order = streams.of(devices.with_index(DEVICE), xla_device)
-            found["wait for torch's stream"] = round(1e3 * milliseconds(order.before, 500)["host_ms"], 2)
+            found["wait for torch's stream"] = round(1e3 * milliseconds(order.stream_for_import, 500)["host_ms"], 2)
 
 
 def add(part: str = "add") -> None:
@@ -399,11 +399,11 @@ def call_time() -> None:
     if ON_GPU:
         with fact("call_time", "CUDA streams and events") as found:
             order = streams.of(devices.with_index(DEVICE), xla_device)
-            handle = order.before()
+            handle = order.stream_for_import()
             external, event = torch.cuda.ExternalStream(handle), torch.cuda.Event()
             current = torch.cuda.current_stream()
-            found["before"] = microseconds(order.before)
-            found["after"] = microseconds(order.after)
+            found["before"] = microseconds(order.stream_for_import)
+            found["after"] = microseconds(order.stream_for_export)
             found["import with a stream"] = microseconds(lambda: transfer.import_tensor(x, xla_device, handle))
             found["get_stream_for_external_ready_events"] = microseconds(xla_device.get_stream_for_external_ready_events)
             found["current_stream"] = microseconds(torch.cuda.current_stream)

@@ -234,7 +234,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     both = streams.Streams(CUDA, made)
     monkeypatch.setattr(streams, "of", lambda *_: both)
     monkeypatch.setattr(seeds, "seed", made.seed)
-    monkeypatch.setattr(native, "_no_seed", lambda _: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(native, "_unused_seed", lambda _: torch.zeros(2, dtype=torch.int32))
     monkeypatch.setattr(transfer, "import_tensor", made.import_tensor)
     monkeypatch.setattr(transfer, "export_array", made.export_array)
     pack = Layout.pack_tensor

@@ -252,7 +252,7 @@ def are_orders_valid() -> bool:
 def _is_uniform() -> bool:
     """True if oneDNN uses the same orders in all threads, including XLA's thread pool, as in each earlier trial."""
     global _processors
-    if not affinity.all_have(affinity.processors()):
+    if not affinity.all_threads_have(affinity.processors()):
         return False
     if _processors is None:
         _processors = affinity.processors()

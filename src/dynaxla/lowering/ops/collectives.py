@@ -109,10 +109,10 @@ def _lower_collective(*args: Any, ctx: Context) -> Any:
     operands, *other_args, group_name = args
     start = _start_function(op)
     arrays: list[Array] = operands if isinstance(operands, list) else [operands]
-    if (members := ctx.members) is not None:
-        caller = f"by XLA among ranks {list(members.ranks)}"
+    if (participants := ctx.participants) is not None:
+        caller = f"by XLA among ranks {list(participants.ranks)}"
         record_by_xla = dataclasses.replace(_record_of_node(ctx, other_args, group_name), caller=caller)
-        results = xla_collectives.lower(ctx, op._opname, arrays, other_args, group_name, lambda: members.agreement.add(record_by_xla))
+        results = xla_collectives.lower(ctx, op._opname, arrays, other_args, group_name, lambda: participants.agreement.add(record_by_xla))
         if results is not None:
             return results if isinstance(ctx.output, (tuple, list)) else results[0]
     output_specs = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]

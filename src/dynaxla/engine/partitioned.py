@@ -242,7 +242,7 @@ class _Binding:
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [transfer.export_array(result) for result in results]
 
-    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
+    def abandon(self, out_of_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         return False
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:

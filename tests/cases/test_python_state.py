@@ -52,7 +52,7 @@ def test_compiled_steps(seed: int) -> None:
 
 @pytest.mark.parametrize("name", QUICKLY_FOUND)
 def test_planted_faults_are_found(name: str) -> None:
-    assert fault_search.find(FAULTS[name], range(100))
+    assert fault_search.find(FAULTS[name], range(300))
 
 
 @pytest.mark.slow

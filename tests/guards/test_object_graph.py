@@ -457,6 +457,11 @@ def both() -> Iterator[tuple[str, ObjectGraph, Callable[[], None]]]:
     slots.a = 1
     yield "slot", walk({"x": slots}), lambda: setattr(slots, "a", 2)
     yield "new slot", walk({"x": slots}), lambda: setattr(slots, "b", 2)
+    moved = Slots()
+    moved.a = 1
+    yield "another slot", walk({"x": moved}), lambda: setattr(moved, "b", vars(Slots)["a"].__get__(moved)) or delattr(moved, "a")
+    counter = collections.Counter(a=1)
+    yield "key of a subclass", walk({"x": counter}), lambda: counter.update(b=counter.pop("a"))
     net = Net()
     yield "dict", walk({"x": net}), lambda: setattr(net, "__dict__", dict(net.__dict__, other=1))
     handle = nn.modules.module.register_module_forward_hook

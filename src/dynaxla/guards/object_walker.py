@@ -350,6 +350,8 @@ class Visitor:
         code = function.__code__
         self._graph.codes.update(codes(code))
         settings = self._add_container(f"{path} defaults", Attributes(function, ("__code__", "__defaults__", "__kwdefaults__")))
+        for name, item in self._add_container(f"{path} attributes", function.__dict__, self._may_be_read).items():
+            yield f".{name}", item
         if self._executed is not None and code not in self._executed.codes:
             return
         for name in ("__defaults__", "__kwdefaults__"):
@@ -363,8 +365,6 @@ class Visitor:
             self._graph.objects[f"{path} {name}"] = cell
             for item in self._add_container(f"{path} {name}", cell).values():
                 self._queue.append((name, item, names.all))
-        for name, item in self._add_container(f"{path} attributes", function.__dict__, self._may_be_read).items():
-            yield f".{name}", item
         if self._executed is None and not is_installed_file(code.co_filename) and not is_trusted_function(function):
             self._add_globals(function.__globals__, getattr(function, "__builtins__", {}), names.globals, names.all)
             self._add_imports(names.imports, names.all)

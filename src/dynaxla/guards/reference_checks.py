@@ -119,8 +119,11 @@ class ReferenceChecks:
         dict_ids = set(map(id, self._dicts))
         self._unversioned = [item for item in self._targets if id(item) not in dict_ids]
         self._keys = [_keys(container.target) for container in listed if isinstance(container.target, dict) and container.items]
-        self._ordered_dict_keys = [
-            _keys(container.target) for container in listed if isinstance(container.target, OrderedDict) and container.items
+        # An entry that has got another key may leave the list of values as it was.
+        self._unversioned_keys = [
+            _keys(container.target)
+            for container in listed
+            if isinstance(container.target, dict) and container.items and id(container.target) not in dict_ids
         ]
         self._store_referents()
         self._was_unchanged = all(container.is_unchanged(input_keys) for container, input_keys in self._containers)  # since the walk
@@ -150,7 +153,7 @@ class ReferenceChecks:
 
     def _store_referents(self) -> None:
         self._referents_at_walk = _referents(self._targets, self._keys)
-        self._unversioned_referents_at_walk = _referents(self._unversioned, self._ordered_dict_keys)
+        self._unversioned_referents_at_walk = _referents(self._unversioned, self._unversioned_keys)
         self._store_dict_versions()
 
     def _store_dict_versions(self) -> None:
@@ -161,7 +164,7 @@ class ReferenceChecks:
         self._comparisons += 1
         if (
             self._dict_check.are_unchanged()
-            and _referents(self._unversioned, self._ordered_dict_keys) == self._unversioned_referents_at_walk
+            and _referents(self._unversioned, self._unversioned_keys) == self._unversioned_referents_at_walk
         ):
             return True
         if _referents(self._targets, self._keys) == self._referents_at_walk:
@@ -288,13 +291,15 @@ def _referrers(container: Container) -> list[Any]:
 
 
 def _is_listed(container: Container) -> bool:
-    """True if `gc.get_referents` lists all entries of a container."""
+    """True if the values that `gc.get_referents` lists show each change of a container's entries, together with the keys of a dict."""
     if isinstance(container.target, (dict, types.CellType)) or type(container.target) in (list, set, deque):
         return True
     if isinstance(container.target, Attributes) and isinstance(container.target.owner, types.FunctionType):
         return True
     if isinstance(container.target, contextvars.ContextVar):
         return False
+    if isinstance(container.target, Attributes) and len(container.items) < len(container.target.names):
+        return False  # a value may move to a slot that is empty
     return {id(value) for value in container.items.values()} <= set(map(id, gc.get_referents(*_referrers(container))))
 
 

@@ -106,6 +106,19 @@ def in_a_dict(maker: Maker, inner: Made) -> Made:
 
 
 @place
+def alone_in_a_subclass_of_dict(maker: Maker, inner: Made) -> Made:
+    value = maker.run(maker.choices.among(["class NAME(dict): pass", "class NAME(__import__('collections').Counter): pass"]))(
+        key=inner.value
+    )
+
+    def changes(replace: Replace) -> list[Change]:
+        renamed = ("renamed", lambda: value.__setitem__("another", value.pop("key")))
+        return [*inner.changes(lambda new: value.__setitem__("key", new)), renamed]
+
+    return Made(value, lambda e: "(" + inner.read(f"next(iter({e}.values()))") + f") + len(str(list({e})))", changes)
+
+
+@place
 def in_an_ordered_dict(maker: Maker, inner: Made) -> Made:
     value = collections.OrderedDict(key=inner.value, other=1)
 
@@ -159,13 +172,31 @@ def in_an_object(maker: Maker, inner: Made) -> Made:
 
 @place
 def in_slots(maker: Maker, inner: Made) -> Made:
-    value = maker.run("class NAME:\n    __slots__ = ('inner', 'more')")()
+    value = maker.run("class NAME:\n    __slots__ = ('inner', 'one', 'other')")()
+    value.inner = inner.value
+    value.one = 3
+
+    def moved() -> None:
+        value.other = value.one
+        del value.one
+
+    def changes(replace: Replace) -> list[Change]:
+        filled = ("a new slot", lambda: setattr(value, "other", 3))
+        return [*inner.changes(lambda new: setattr(value, "inner", new)), filled, ("another slot", moved)]
+
+    return Made(value, lambda e: f"({inner.read(f'{e}.inner')}) + getattr({e}, 'one', 0) + 10 * getattr({e}, 'other', 0)", changes)
+
+
+@place
+def in_an_attribute_of_a_function(maker: Maker, inner: Made) -> Made:
+    """Nobody calls the function."""
+    value = maker.run("def NAME(): pass")
     value.inner = inner.value
 
     def changes(replace: Replace) -> list[Change]:
-        return [*inner.changes(lambda new: setattr(value, "inner", new)), ("a new slot", lambda: setattr(value, "more", 3))]
+        return [*inner.changes(lambda new: setattr(value, "inner", new)), ("a new attribute", lambda: setattr(value, "other", 3))]
 
-    return Made(value, lambda e: f"({inner.read(f'{e}.inner')}) + getattr({e}, 'more', 0)", changes)
+    return Made(value, lambda e: f"({inner.read(f'{e}.inner')}) + getattr({e}, 'other', 0)", changes)
 
 
 @place

@@ -97,6 +97,26 @@ def test_what_is_there_is_replaced_only_if_that_is_wanted(tokens: tuple[nn.Modul
     assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "model") == ["file", "model", "other"]
 
 
+def test_a_model_that_cannot_be_replaced_stays(
+    tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, exported = tokens
+    exported.save(tmp_path / "model")
+    rename, names = Path.rename, []
+
+    def second_fails(path: Path, target: Path) -> Path:
+        names.append(path)
+        if len(names) == 2:
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(ArtifactError, match="Permission denied"):
+        exported.save(tmp_path / "model", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    dynaxla.load(tmp_path / "model")
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_empty_directory_is_filled(
     overwrite: bool, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

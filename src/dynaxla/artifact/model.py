@@ -264,7 +264,11 @@ def _write(target: Path, files: Mapping[str, bytes], exists: bool, is_empty: boo
         elif exists:
             previous = target.parent / f".{target.name}.{uuid.uuid4().hex}"
             target.rename(previous)
-            unfinished.rename(target)
+            try:
+                unfinished.rename(target)
+            except OSError:
+                previous.rename(target)
+                raise
             shutil.rmtree(previous, ignore_errors=True)
         else:
             unfinished.rename(target)

@@ -101,12 +101,12 @@ class _OpCall:
             return NumberOperand(len(self.numbers) - 1, type(value))
         return self.to_operand(value)
 
-    def to_operand(self, value: Any) -> Any:
-        """Replaces each tensor in an argument by a `TensorOperand`, and stores its array."""
+    def to_operand(self, value: Any, is_item: bool = False) -> Any:
+        """Replaces each tensor in an argument by a `TensorOperand`, and stores its array. is_item: True for an item of a list."""
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            return self._tensor(value, is_item)
         if isinstance(value, (list, tuple)):
-            return tuple([self.to_operand(item) for item in value])
+            return tuple([self.to_operand(item, True) for item in value])
         if isinstance(value, torch.Generator):
             self.generator = value
             return None
@@ -120,9 +120,9 @@ class _OpCall:
         elif self.device != device:
             raise mixed_devices_error(self.op, self.device, device)
 
-    def _tensor(self, tensor: torch.Tensor) -> TensorOperand:
+    def _tensor(self, tensor: torch.Tensor, is_item: bool) -> TensorOperand:
         """Returns the operand for a tensor, whose storage gets a slot. The array of a CPU operand is added by `place_operands`."""
-        is_on_cpu = is_allowed_on_cpu(self.op, tensor)
+        is_on_cpu = is_allowed_on_cpu(self.op, tensor, is_item)
         self.dtypes.add(tensor.dtype)
         if tensor.device.type != storages.NAME:
             if not is_on_cpu:
@@ -180,8 +180,13 @@ class _OpCall:
         return mesh_sharding
 
 
-def is_allowed_on_cpu(op: OpOverload, tensor: torch.Tensor) -> bool:
-    """True if an operand is on the CPU, and ATen accepts that: it has rank 0, or the op takes index tensors on the CPU.
+def is_allowed_on_cpu(op: OpOverload, tensor: torch.Tensor, is_item: bool) -> bool:
+    """True if an operand is on the CPU, and ATen accepts that: it has rank 0, or it is an index tensor of an indexing op.
+
+    Args:
+        op: the op.
+        tensor: the operand.
+        is_item: True if the operand is an item of a list. Ops of `_CPU_INDEX_OPS` take their index tensors, and no others, as a list.
 
     Raises: RuntimeError for a dtype that JAX does not have; NotLowered for another layout than strided.
     """
@@ -189,7 +194,7 @@ def is_allowed_on_cpu(op: OpOverload, tensor: torch.Tensor) -> bool:
         raise NotLowered(f"it takes a tensor of layout {tensor.layout}")
     if not dtypes.is_supported(tensor.dtype):
         raise RuntimeError(f"{op} takes a tensor of {tensor.dtype}, and JAX has no such dtype")
-    return tensor.device.type == "cpu" and (not tensor.dim() or op._schema.name in _CPU_INDEX_OPS)
+    return tensor.device.type == "cpu" and (not tensor.dim() or (is_item and op._schema.name in _CPU_INDEX_OPS))
 
 
 def mixed_devices_error(op: OpOverload, first: torch.device, second: torch.device) -> RuntimeError:
@@ -219,6 +224,10 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     written = _written_arguments(op, functional_op.written, args, kwargs)
     if any(not isinstance(target, torch.Tensor) for target in written):
         return run_on_cpu(op, args, kwargs, "it writes to a list of tensors")
+    for target in written:
+        if target.device.type != storages.NAME:
+            operands = [item for item in tree_leaves((args, kwargs)) if storages.is_jax_tensor(item)]
+            raise mixed_devices_error(op, target.device, operands[0].device)
     try:
         results = run(functional_op, args, kwargs, written)
     except NotLowered as reason:
@@ -261,7 +270,8 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
         operands = tuple([(call.to_operand_or_number if index in numbers else to_operand)(value) for index, value in enumerate(args)])
         named_operands = {name: (call.to_operand_or_number if name in numbers else to_operand)(value) for name, value in kwargs.items()}
     else:
-        operands, named_operands = to_operand(args), {name: to_operand(value) for name, value in kwargs.items()}
+        operands = tuple([to_operand(value) for value in args])
+        named_operands = {name: to_operand(value) for name, value in kwargs.items()}
     target_operands = tuple([to_operand(target) for target in targets])
     call.device = call.device or pjrt_devices.with_index(torch.device(storages.NAME))
     device, mesh_sharding = call.place_operands(is_traced, sharding_of_call(functional_op.op, args))

@@ -292,16 +292,17 @@ class _LazyCall:
             for target in targets:
                 self._add_tensor(target)
 
-    def _add_argument(self, value: Any, takes_number: bool) -> None:
+    def _add_argument(self, value: Any, takes_number: bool, is_item: bool = False) -> None:
         """Adds an argument to the cache key, and its tensors and numbers to the operands.
 
         Args:
             value: the argument.
             takes_number: True if the op's program takes a Python number here as an input, so that the number is not part of the key.
+            is_item: True for an item of a list.
         """
         kind = type(value)
         if kind is torch.Tensor or isinstance(value, torch.Tensor):
-            self._add_tensor(value)
+            self._add_tensor(value, is_item)
         elif kind is float or kind is int:
             self.key_parts.append(kind)
             if takes_number:
@@ -314,7 +315,7 @@ class _LazyCall:
                 self.key_parts.append(tuple(value))
             else:
                 for item in value:
-                    self._add_argument(item, False)
+                    self._add_argument(item, False, True)
         elif kind is torch.Generator:
             self.generator = value
             self.key_parts.append(None)
@@ -325,10 +326,10 @@ class _LazyCall:
         else:
             self.key_parts += kind, repr(value) if kind is complex else value
 
-    def _add_tensor(self, tensor: torch.Tensor) -> None:
+    def _add_tensor(self, tensor: torch.Tensor, is_item: bool = False) -> None:
         """Adds a tensor's metadata to the cache key. Adds its storage to the operands, unless another operand is on the same storage."""
         if tensor.device != self.device:
-            return self._add_cpu_operand(tensor)
+            return self._add_cpu_operand(tensor, is_item)
         storage = tensor.untyped_storage()
         key_parts = self.key_parts
         slot = self._slot_of_storage.setdefault(id(storage), len(self.storages))
@@ -356,9 +357,9 @@ class _LazyCall:
         self.dtypes.add(dtype)
         key_parts += dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
-    def _add_cpu_operand(self, tensor: torch.Tensor) -> None:
+    def _add_cpu_operand(self, tensor: torch.Tensor, is_item: bool) -> None:
         """Adds an operand on the CPU, which has rank 0 or is an index."""
-        if not eager_mode.is_allowed_on_cpu(self.functional_op.op, tensor):
+        if not eager_mode.is_allowed_on_cpu(self.functional_op.op, tensor, is_item):
             raise eager_mode.mixed_devices_error(self.functional_op.op, tensor.device, self.device)
         value_id, shape_dtype = self.recording.value_id_of(storages.array_from_cpu(tensor, self.recording.device))
         self.value_ids.append(value_id)

@@ -117,6 +117,8 @@ def write(array: jax.Array, view: StridedView, value: jax.Array) -> jax.Array:
 def has_internal_overlap(view: StridedView) -> bool:
     """True if two of the tensor's elements share memory."""
     layout = view.layout
+    if not math.prod(view.shape):
+        return False
     return layout.packed_shape != tuple(view.shape[dim] for dim in layout.permutation) or (
         math.prod(view.shape) > 1 and _box(layout, view) is None and len(np.unique(_indices(layout, view))) < math.prod(view.shape)
     )

@@ -155,6 +155,23 @@ def check_other_devices_are_refused() -> None:
         with pytest.raises(RuntimeError, match="to be on the same device"):
             mix()
     assert host.tolist() == x.tolist() == [[1] * 3] * 2
+    row, there, scalar = torch.tensor([0]), torch.tensor([0], device="jax"), torch.tensor(1.0)
+    for mix in (
+        lambda: host[there], lambda: x.index_put_((row,), host[:1]), lambda: host.index_put_((row,), x[:1]), lambda: scalar.add_(x[0, 0]),
+        lambda: scalar.index_put_((torch.tensor(True),), x[0, 0]),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match="to be on the same device"):
+            mix()
+    assert x[row].tolist() == [[1] * 3], "an index may be on the CPU"
+    assert (x + scalar).tolist() == [[2] * 3] * 2
+
+
+def check_writes_to_expanded_tensors() -> None:
+    """One without elements has none twice."""
+    assert torch.empty(1, device="jax").expand(0).zero_().shape == (0,)
+    assert torch.empty_strided((0, 3), (0, 1), device="jax").fill_(3.0).shape == (0, 3)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.empty(1, device="jax").expand(3).zero_()
 
 
 def check_a_failed_check_writes_nothing() -> None:

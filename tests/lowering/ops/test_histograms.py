@@ -33,6 +33,13 @@ def test_histogram(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(("low", "high", "bins"), [(0, 49, 7), (-3, 7, 30), (0, 100, 49), (0.1, 0.7, 6)])
+def test_numbers_on_the_edges_of_bins(low: float, high: float, bins: int) -> None:
+    """A division by the width that is rounded in another way would put some into the bin before."""
+    edges = torch.linspace(low, high, bins + 1)[1:]
+    check(lambda x: x.histc(bins, low, high), torch.cat([edges, torch.nextafter(edges, -edges), torch.nextafter(edges, 2 * edges)]))
+
+
 def test_several_dimensions() -> None:
     check(
         lambda x, weight, a, b, c: (

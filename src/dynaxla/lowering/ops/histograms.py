@@ -13,6 +13,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
 from ..registry import lowers
+from .division import exact_division
 from .rounding import rounded
 from .scattering import write_slices
 from .sorting import searchsorted
@@ -205,7 +206,7 @@ def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Con
     offset = rounded(lax.sub(values, lax.broadcast(low, flat.shape)), x.dtype)
     scaled = rounded(lax.mul(offset, number(bins, wide_dtype)), x.dtype)
     span = lax.broadcast(rounded(lax.sub(high, low), x.dtype), flat.shape)
-    bin_index, inside = rounded(lax.div(scaled, span), x.dtype), _is_inside(values, low, high)
+    bin_index, inside = rounded(exact_division(ctx)(scaled, span), x.dtype), _is_inside(values, low, high)
     bin_index = convert(lax.select(inside, bin_index, full_like(bin_index, 0)), _INT64)
     return _sum_weights(lax.min(bin_index, full_like(bin_index, bins - 1)), inside, [bins], None, x.dtype)
 

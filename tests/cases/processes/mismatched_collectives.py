@@ -89,8 +89,8 @@ def sizes_differ(rank: int, group: Any) -> None:
     run = summed(group)
     pattern = (
         r"ranks 0 and 1 of the group of ranks \[0, 1\] call different collectives\n"
-        r"  rank 0: all_reduce\(f32\[4, 2\], sum\) at \S*disagreements.py:\d+, in function\n"
-        r"  rank 1: all_reduce\(f32\[5, 2\], sum\) at \S*disagreements.py:\d+, in function\n.*try: .*last batch"
+        r"  rank 0: all_reduce\(f32\[4, 2\], sum\) at \S*mismatched_collectives.py:\d+, in function\n"
+        r"  rank 1: all_reduce\(f32\[5, 2\], sum\) at \S*mismatched_collectives.py:\d+, in function\n.*try: .*last batch"
     )
     for _ in range(2):
         refused(dynaxla.errors.CollectiveMismatch, pattern, run, torch.ones(4 + rank, 2))

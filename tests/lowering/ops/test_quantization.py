@@ -140,7 +140,7 @@ def test_scales_for_blocks_are_refused() -> None:
     a, b = torch.rand(2, 16).t(), torch.rand(2, 48)
     with pytest.raises(UnsupportedOp, match="for each block"):
         run_op(aten._scaled_mm.default, x, y, a, b, None, None, torch.bfloat16)
-    with pytest.raises(UnsupportedOp, match=r"for each block: recipe \[4\]"):
+    with pytest.raises(UnsupportedOp, match=r"blockwise or swizzled scales: recipe \[4\]"):
         run_op(aten._scaled_mm_v2.default, x, y, [a], [4], [], [b.t()], [4], [], None, torch.bfloat16)
 
 
@@ -149,7 +149,7 @@ def test_one_operands_blocks_are_refused(place: int) -> None:
     """ATen's own checks let some of these pass. place: which of the operands' recipes and swizzles is not the plain one."""
     scale = jax.numpy.ones(())
     recipe_a, swizzle_a, recipe_b, swizzle_b = ([4 if place == number else 0] for number in range(4))
-    with pytest.raises(UnsupportedOp, match="for each block: recipe"):
+    with pytest.raises(UnsupportedOp, match="blockwise or swizzled scales: recipe"):
         _scales_v2([scale], recipe_a, swizzle_a, [scale], recipe_b, swizzle_b)
 
 

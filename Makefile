@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
-.PHONY: install bench quick test test-all test-newest test-oldest newest report faults conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
+.PHONY: install bench quick test test-all test-newest test-oldest newest report faults conformance conformance-device layouts random-programs python-state number-programs object-turns explore generate device-models stress \
 	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test wheel lint format
 
 install: $(INSTALLED)
@@ -36,8 +36,8 @@ $(ALL)/%: | install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --everything -m 'not gpu' $(if $(filter files,$*),tests/test_*.py,tests/$*/test_*.py)
 	mkdir -p $@
 
-# Which of 60 faults, planted one at a time, does a suite find? An hour on two cores; it goes on where it was stopped, e.g. make faults
-# ARGS="--suite usual NAME"
+# Which suite finds each of 60 faults, planted one at a time? Those that make quick misses are tried with make test: an hour or two on two
+# cores. An interrupted run continues. Others by name: make faults ARGS="--suites quick usual everything -- NAME"
 faults: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.planted_faults $(ARGS)
 
@@ -59,9 +59,17 @@ layouts: install
 random-programs: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.random_programs $(ARGS)
 
-# Random surroundings of a step, one change in each, e.g. make surroundings ARGS="--count 20000 --seed 3", or ARGS=--faults
-surroundings: install
+# Random Python state that a step can read, one change in each, e.g. make python-state ARGS="--count 20000 --seed 3", or ARGS=--faults
+python-state: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.python_state $(ARGS)
+
+# Random training steps: with numbers that change between calls; called with several models and optimizers in turns. E.g. make object-turns
+# ARGS="--count 500 --seed 7", or ARGS=--faults
+number-programs: install
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.number_programs $(ARGS)
+
+object-turns: install
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.object_turns $(ARGS)
 
 # All of these and hypothesis's tests in turn, others in every run, e.g. make explore ARGS="--minutes 60", or ARGS="--minutes 5 --seed 3"
 explore: install

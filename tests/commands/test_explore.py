@@ -73,7 +73,7 @@ def test_nothing_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert runs[0][1][0] != runs[1][1][0], "another seed each time"
 
 
-@pytest.mark.parametrize("name", ["programs", "surroundings", "conformance"])
+@pytest.mark.parametrize("name", ["programs", "python_state", "number_programs", "object_turns", "conformance"])
 def test_sources(name: str) -> None:
     assert SOURCES[name](0) == ""
 

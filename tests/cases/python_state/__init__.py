@@ -1,1 +1,1 @@
-"""Random surroundings of a function, one change somewhere in them, and the question whether the watch sees what eager mode sees."""
+"""Random Python state that a function reads, with one change, and a check that the guards see each change that eager mode sees."""

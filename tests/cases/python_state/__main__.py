@@ -1,4 +1,4 @@
-"""`python -m cases.python_state`: compare many random surroundings before and after a change, or look for planted blindnesses."""
+"""`python -m cases.python_state`: compare random Python state before and after a change, or look for planted faults."""
 
 from __future__ import annotations
 

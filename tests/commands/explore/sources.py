@@ -27,13 +27,25 @@ def programs(seed: int) -> str:
     return "\n".join([record["outcome"], record["kind"], record["detail"], record["reproducer"]])
 
 
-def surroundings(seed: int) -> str:
+def python_state(seed: int) -> str:
     from cases.python_state.cases import draw_case, judge
     from cases.python_state.choices import SeededChoices
 
     case = draw_case(SeededChoices(seed))
     problem = judge(case, bool(seed % 2)).problem
     return problem and f"{problem} ({case.change[0]})\n{case.text}"
+
+
+def number_programs(seed: int) -> str:
+    from cases.number_programs.programs import difference
+
+    return difference(seed)
+
+
+def object_turns(seed: int) -> str:
+    from cases.object_turns.programs import differences
+
+    return differences(seed)
 
 
 @functools.cache
@@ -67,4 +79,6 @@ def properties(seed: int) -> str:
     return done.stdout if done.returncode else ""
 
 
-SOURCES: dict[str, Source] = {source.__name__: source for source in (programs, surroundings, conformance, properties)}
+SOURCES: dict[str, Source] = {
+    source.__name__: source for source in (programs, python_state, number_programs, object_turns, conformance, properties)
+}

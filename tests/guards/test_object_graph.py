@@ -9,6 +9,7 @@ import enum
 import fractions
 import functools
 import itertools
+import logging
 import operator
 import os
 import sys
@@ -462,6 +463,10 @@ def both() -> Iterator[tuple[str, ObjectGraph, Callable[[], None]]]:
     yield "another slot", walk({"x": moved}), lambda: setattr(moved, "b", vars(Slots)["a"].__get__(moved)) or delattr(moved, "a")
     counter = collections.Counter(a=1)
     yield "key of a subclass", walk({"x": counter}), lambda: counter.update(b=counter.pop("a"))
+    logger = logging.getLogger("a logger of this test")
+    yield "level", walk({"x": logger}), lambda: logger.setLevel(logging.DEBUG)
+    child = logger.getChild("child")
+    yield "level of the parent", walk({"x": child}), lambda: logger.setLevel(logging.ERROR)
     net = Net()
     yield "dict", walk({"x": net}), lambda: setattr(net, "__dict__", dict(net.__dict__, other=1))
     handle = nn.modules.module.register_module_forward_hook
@@ -494,3 +499,9 @@ def test_generators_by_identity_not_by_state() -> None:
     holder["generator"] = generators[1]
     assert not before.is_unchanged()
     assert before.facts() != walk({"x": holder}).facts()
+
+
+def test_items_of_keys_are_facts() -> None:
+    """The path of a key that is a tuple has its position in the dict, and not its items."""
+    first, second = ({(1, number): "value"} for number in (2, 3))
+    assert walk({"x": first}).facts() != walk({"x": second}).facts()

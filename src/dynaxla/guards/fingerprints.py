@@ -23,7 +23,6 @@ import fractions
 import functools
 import gc
 import inspect
-import logging
 import operator
 import pathlib
 import re
@@ -57,7 +56,6 @@ _BY_IDENTITY = (
     types.MemberDescriptorType,
     types.GenericAlias,
     types.UnionType,
-    logging.Logger,  # observation.py detects calls of its methods
     torch.Generator,  # its state is not compared: each random draw changes it
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,

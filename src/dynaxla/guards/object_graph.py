@@ -44,7 +44,7 @@ class ObjectGraph:
         contents: arrays, bytearrays and memoryviews, each with its contents at the walk, by path.
         weak_references: weak references, each with its referent, by path.
         empty_attribute_dicts: the attribute dicts of tensors, if they were empty at the walk.
-        mapping_proxies: read-only views of dicts, by path.
+        derived_containers: read-only views of dicts, and settings of loggers, by path. Their entries are read anew for each comparison.
         incomparable: type names of objects that can be compared neither by value nor by identity, by path.
         codes: the code of all functions.
         names: the names that the code of these functions uses.
@@ -67,7 +67,7 @@ class ObjectGraph:
     contents: dict[str, tuple[Any, BufferContents]] = field(default_factory=dict)
     weak_references: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     empty_attribute_dicts: list[dict[str, Any]] = field(default_factory=list)
-    mapping_proxies: dict[str, Container] = field(default_factory=dict)
+    derived_containers: dict[str, Container] = field(default_factory=dict)
     incomparable: dict[str, str] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
@@ -329,6 +329,8 @@ class ObjectGraph:
         """Returns a hashable fact about a key of a container."""
         if (found := fingerprint(key)) is not NO_FINGERPRINT:
             return found if type(key) not in (str, int) else key
+        if issubclass(type(key), (tuple, frozenset)):  # its path has its position, not its items
+            return self._fact(key)
         return self.path_of(key) or identity_of(key)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import contextvars
 import gc
+import logging
 import operator
+import os
 import sys
 import types
 import weakref
@@ -33,7 +35,7 @@ from .fingerprints import (
 )
 from .object_graph import ObjectGraph
 from .reference_checks import Identities
-from .slots import Attributes, ClassDict, Container, MappingProxy, Namespace, key_text
+from .slots import Attributes, ClassDict, Container, LoggerSettings, MappingProxy, Namespace, key_text
 from .trusted_code import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -229,10 +231,10 @@ class Visitor:
                 yield from self._state(path, value)
         elif isinstance(value, weakref.ref):
             self._weak_references.append((path, value))
-        elif isinstance(value, types.MappingProxyType):
-            container = Container(MappingProxy(value), {})
+        elif isinstance(value, (types.MappingProxyType, logging.Logger)):
+            container = Container(LoggerSettings(value) if isinstance(value, logging.Logger) else MappingProxy(value), {})
             container.items = self._graph.parts[path] = container.now()
-            self._graph.mapping_proxies[path] = container
+            self._graph.derived_containers[path] = container
             for index, (key, item) in enumerate(container.items.items()):
                 yield f"[{key_text(key, index)}]", item
         elif (parts := parts_of(value)) is not None:
@@ -411,7 +413,13 @@ class Visitor:
         self._read_modules.add(key)
         self._alive_names.append(names)  # so that no other set gets the same id
         values, trusted = vars(module), is_trusted_module(module)
-        for name in sorted(names & values.keys()):
+        read = names & values.keys()
+        if not trusted and not by_trusted:
+            if self._executed is not None and self._executed.names is None:  # code reads attributes by names that it computes
+                read = read | {name for name, value in values.items() if callable(value) or fingerprint(value) is not NO_FINGERPRINT}
+            if not names.isdisjoint(("getattr", "hasattr")):
+                self._namespace_of(values).target.names.update(names - values.keys())
+        for name in sorted(read):
             self._add_global(values, name, f"{path}.{name}", names, trusted, by_trusted)
 
     def _add_global(self, values: dict[str, Any], name: str, path: str, names: NameSet, trusted: bool, by_trusted: bool) -> None:
@@ -422,8 +430,8 @@ class Visitor:
             name: the name of the variable.
             path: the path of the variable's value.
             names: the names used by the code that reads the variable.
-            trusted: True if the module is trusted. Of its variables, only modules and callables are added, and for untrusted code also
-                variables that `_has_readable_value` accepts.
+            trusted: True if the module is trusted. Of its variables, only modules, callables and `os.environ` are added, and for untrusted
+                code also variables that `_has_readable_value` accepts.
             by_trusted: True if the code that reads the variable is trusted.
         """
         value = values[name]
@@ -435,7 +443,7 @@ class Visitor:
                 self._add_module(path, value, names, True)
             else:
                 self._queue.append((path, value, names))
-        elif not trusted or callable(value) or (not by_trusted and self._has_readable_value(name, value)):
+        elif not trusted or callable(value) or value is os.environ or (not by_trusted and self._has_readable_value(name, value)):
             self._add_to_namespace(values, name, value)
             if not (by_trusted and isinstance(value, type) and is_trusted_class(value)):
                 self._queue.append((path, value, names))

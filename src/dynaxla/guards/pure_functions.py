@@ -23,7 +23,7 @@ from .trusted_code import module_of
 
 # All functions of these modules only compute, except for the listed functions.
 _PURE_MODULES: dict[str, frozenset[str]] = {
-    "builtins": frozenset(("print", "open", "input", "exec", "eval", "__import__", "breakpoint", "exit", "quit")),
+    "builtins": frozenset(("print", "open", "input", "exec", "eval", "globals", "__import__", "breakpoint", "exit", "quit")),
     "math": frozenset(),
     "cmath": frozenset(),
     "_operator": frozenset(),
@@ -50,10 +50,8 @@ _PURE_MODULES: dict[str, frozenset[str]] = {
     "_warnings": frozenset(),  # showing a warning writes to a file, and that write is reported separately
 }
 # torch uses these functions to generate Python functions from source text at their first use.
-_CODE_GENERATORS = frozenset(("exec", "eval", "__import__"))
-_PURE_SYS_FUNCTIONS = frozenset(
-    ("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "getrecursionlimit", "is_finalizing")
-)
+_CODE_GENERATORS = frozenset(("exec", "eval", "globals", "__import__"))
+_PURE_SYS_FUNCTIONS = frozenset(("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "is_finalizing"))
 # Modules and classes that torch's own code may use without a visible effect: locks, names of threads, clocks for profilers.
 _WITHIN_TORCH = frozenset(("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters"))
 _WITHIN_TORCH_CLASSES = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")

@@ -111,7 +111,7 @@ class ReferenceChecks:
             if not isinstance(container.target, (torch.Tensor, Namespace)) and path not in parts
         ]
         self._always = [(container, input_keys) for container, input_keys in self._containers if input_keys or not _is_listed(container)]
-        self._always += [(container, ()) for container in graph.mapping_proxies.values()]
+        self._always += [(container, ()) for container in graph.derived_containers.values()]
         listed = [container for container, input_keys in self._containers if not input_keys and _is_listed(container)]
         self._targets = [item for container in listed for item in _referrers(container)]
         # Most entries are attributes of modules. For them, an unchanged version of the attribute dict proves that no entry has changed.

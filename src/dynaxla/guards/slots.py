@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
@@ -59,6 +60,13 @@ class MappingProxy:
         self.proxy = proxy
 
 
+class LoggerSettings:
+    """The settings of a logger that decide if code logs a message, also those that it takes from its parents and its manager."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.logger = logger
+
+
 BASES = "__bases__"
 
 
@@ -68,7 +76,7 @@ class Container:
 
     Attributes:
         target: the object with the entries: a dict, list, deque, set, closure cell, ContextVar or tensor (whose entry is its `grad`), or an
-            `Attributes`, `Namespace`, `ClassDict` or `MappingProxy`.
+            `Attributes`, `Namespace`, `ClassDict`, `MappingProxy` or `LoggerSettings`.
         items: the entries at the time of the walk, by key.
         is_relevant: returns True for the keys that are compared; None: all keys are.
     """
@@ -197,6 +205,12 @@ def entries(target: Any) -> dict[Any, Any]:
         return items | {BASES: target.kind.__bases__}
     if isinstance(target, MappingProxy):
         return dict(target.proxy.items())
+    if isinstance(target, LoggerSettings):
+        logger = target.logger
+        return {
+            "level": logger.level, "disabled": logger.disabled, "effective level": logger.getEffectiveLevel(),
+            "manager.disable": logger.manager.disable, "handlers": len(logger.handlers),
+        }  # fmt: skip
     return {name: getattr(target.owner, name) for name in target.names if hasattr(target.owner, name)}
 
 

@@ -20,7 +20,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp
 from ..dynamic_scalars import is_dynamic
-from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
+from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type, to_accumulator
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
@@ -220,8 +220,7 @@ def _integer_power(base: Array, exponent: Array) -> Array:
     if magnitude is exponent:
         return power
     # 1 and -1 are their own inverses: (-1) ** -3 equals (-1) ** 3.
-    is_unit = lax.eq(lax.mul(base, base), one)
-    is_unit = lax.bitwise_and(is_unit, lax.le(lax.abs(base), one))
+    is_unit = lax.eq(lax.abs(base), one)
     return lax.select(lax.bitwise_and(lax.lt(exponent, zero), lax.bitwise_not(is_unit)), full_like(base, 0), power)
 
 
@@ -299,7 +298,7 @@ def ldexp(x: Array, exponent: Array) -> Array:
     Dtype:  that of a float x with integer exponents; else promoted with the default float.
     """
     if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
-        return convert(_move_exponent(*broadcast([convert(x, dtypes.accumulator(x.dtype)), exponent])), x.dtype)
+        return convert(_move_exponent(*broadcast([to_accumulator(x), exponent])), x.dtype)
     return mul(x, pow_tensor(2.0, exponent))
 
 

@@ -13,7 +13,7 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert
+from ..promotion import convert, to_accumulator
 from ..registry import lowers
 from .bounds import argument, require_index
 from .indexing import take_along
@@ -125,7 +125,7 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     flat = lax.reshape(indices, (indices.size,))
     is_used = write_slices(lax.full(weight.shape[:1], False), 0, flat, lax.full(flat.shape, True), "set")
-    norm = linalg_vector_norm(convert(weight, dtypes.accumulator(weight.dtype)), norm_type, [1], ctx=ctx)
+    norm = linalg_vector_norm(to_accumulator(weight), norm_type, [1], ctx=ctx)
     scale = lax.div(lax.full_like(norm, max_norm), lax.add(norm, lax.full_like(norm, 1e-7)))
     is_too_long = lax.bitwise_and(is_used, lax.gt(norm, lax.full_like(norm, max_norm)))
     scaled = lax.mul(convert(weight, norm.dtype), _broadcast_columns(scale, weight))

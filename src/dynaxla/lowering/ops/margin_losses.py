@@ -8,9 +8,8 @@ from typing import Any
 from jax import Array, lax
 
 from ...torch_ops import aten
-from .. import dtypes
 from ..context import Context
-from ..promotion import convert, full_like, number
+from ..promotion import convert, full_like, number, to_accumulator
 from ..registry import lowers
 from .indexing import take_along
 from .scans import running_sum
@@ -29,7 +28,7 @@ def _grad_per_term(grad: Array, batch: int, classes: int, reduction: int) -> Arr
 
     Shape:  (batch, 1).
     """
-    wide = convert(grad, dtypes.accumulator(grad.dtype))
+    wide = to_accumulator(grad)
     count = classes * batch if reduction == _MEAN else classes
     return lax.broadcast_in_dim(lax.div(wide, full_like(wide, count)), (batch, 1), (0,) if wide.ndim else ())
 
@@ -47,7 +46,7 @@ def multi_margin_loss_backward(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    rows, targets = _with_rank(convert(x, dtypes.accumulator(x.dtype)), 2), lax.reshape(target, (target.size,))
+    rows, targets = _with_rank(to_accumulator(x), 2), lax.reshape(target, (target.size,))
     shape = batch, classes = rows.shape
     if x.size == 0:
         return x
@@ -72,7 +71,7 @@ def _margin_terms(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
     (batch, classes, classes). The first mask is True for positions before the end of the list, which is the first negative target. The
     second mask is True where the class is the target itself. x has shape (batch, classes).
     """
-    rows = _with_rank(convert(x, dtypes.accumulator(x.dtype)), 2)
+    rows = _with_rank(to_accumulator(x), 2)
     targets = _with_rank(target, 2)
     shape = (*rows.shape, rows.shape[1])
     end_counts = running_sum(convert(lax.lt(targets, full_like(targets, 0)), targets.dtype), 1)

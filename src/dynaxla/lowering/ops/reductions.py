@@ -17,8 +17,9 @@ from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, vec
 from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
-from ..promotion import broadcast_shapes, convert, expand
+from ..promotion import broadcast_back, broadcast_shapes, convert, expand, to_accumulator
 from ..registry import lowers
+from .comparison import is_nan
 from .softmax import minus_largest
 
 Dims = int | Sequence[int] | None
@@ -30,19 +31,6 @@ _INT64 = np.dtype(np.int64)
 def apply_keepdim(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
     """Returns the result of a reduction of x over dims in its final shape: with keepdim, the reduced dimensions have size 1."""
     return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
-
-
-def broadcast_back(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
-    """Broadcasts the result of a reduction over dims back to `shape`."""
-    return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
-
-
-def is_nan(x: Array) -> Array:
-    return lax.ne(x, x)
-
-
-def _number_like(value: float, like: Array) -> Array:
-    return lax.full_like(like, value)
 
 
 def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
@@ -105,7 +93,7 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     dims = reduction_dims(dim, x.ndim)
     total = _reduce(ctx, x, dims, lambda x, dims: ctx.sum(convert(x, dtypes.accumulator(out)), dims))
     count = math.prod(x.shape[d] for d in dims)
-    return apply_keepdim(convert(lax.div(total, _number_like(count, total)), out), x, dims, keepdim)
+    return apply_keepdim(convert(lax.div(total, lax.full_like(total, count)), out), x, dims, keepdim)
 
 
 @lowers(aten.mean.default)
@@ -150,7 +138,7 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     if dtypes.is_inexact(x.dtype):
-        x = lax.select(is_nan(x), _number_like(0, x), x)
+        x = lax.select(is_nan(x), lax.full_like(x, 0), x)
     return sum_(x, dim, keepdim, dtype=dtype, ctx=ctx)
 
 
@@ -374,13 +362,13 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
     divisor = max(count - (1 if correction is None else correction), 0)
 
     def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
-        x = convert(x, dtypes.accumulator(x.dtype))
+        x = to_accumulator(x)
         total = vectorized_sum(x, dims)
-        mean = lax.div(total, _number_like(count, total))
+        mean = lax.div(total, lax.full_like(total, count))
         deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
         parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
         sum_of_squares = functools.reduce(lax.add, [vectorized_sum(lax.square(part), dims) for part in parts])
-        return lax.div(sum_of_squares, _number_like(divisor, sum_of_squares)), mean
+        return lax.div(sum_of_squares, lax.full_like(sum_of_squares, divisor)), mean
 
     variance, mean = _reduce_to_several(ctx, x, dims, moments)
     return variance, mean, dims
@@ -453,7 +441,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
         return lax.log(lax.reduce_sum(x, tuple(dims)))
     largest = reduce_max(lax.real(x) if dtypes.is_complex(x.dtype) else x, dims)
     # Subtracting an infinite maximum would compute inf - inf.
-    largest = lax.select(lax.is_finite(largest), largest, _number_like(0, largest))
+    largest = lax.select(lax.is_finite(largest), largest, lax.full_like(largest, 0))
     shift = convert(largest, x.dtype)
     total = lax.log(vectorized_sum(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
@@ -479,13 +467,13 @@ def linalg_vector_norm(
                 return lax.reduce_sum(magnitude, tuple(dims))
             return ctx.max(magnitude, dims) if ord > 0 else ctx.min(magnitude, dims)
         if ord == 0:
-            return ctx.sum(convert(lax.ne(magnitude, _number_like(0, magnitude)), magnitude.dtype), dims)
+            return ctx.sum(convert(lax.ne(magnitude, lax.full_like(magnitude, 0)), magnitude.dtype), dims)
         if ord == 1:
             return ctx.sum(magnitude, dims)
         if ord == 2:
             return lax.sqrt(ctx.sum(lax.square(magnitude), dims))
-        total = ctx.sum(lax.pow(magnitude, _number_like(ord, magnitude)), dims)
-        return lax.pow(total, _number_like(1 / ord, total))
+        total = ctx.sum(lax.pow(magnitude, lax.full_like(magnitude, ord)), dims)
+        return lax.pow(total, lax.full_like(total, 1 / ord))
 
     return apply_keepdim(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)
 

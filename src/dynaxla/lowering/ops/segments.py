@@ -14,7 +14,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
-from ..promotion import convert, full_like
+from ..promotion import convert, full_like, to_accumulator
 from ..registry import lowers
 from .indexing import take_along
 from .scans import running_sum
@@ -132,7 +132,7 @@ def segment_reduce(
     if 0 in segments.shape:
         return lax.full(segments.shape, 0, data.dtype)
     reduction = _REDUCTIONS[reduce]
-    rows = segments.rows(convert(data, dtypes.accumulator(data.dtype)))
+    rows = segments.rows(to_accumulator(data))
     out = segments.reduce(rows, reduction, _IDENTITIES[reduction] if initial is None else initial)
     if reduce == "mean":
         sizes = segments.columns_of_lengths(out)

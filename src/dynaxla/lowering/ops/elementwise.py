@@ -339,10 +339,6 @@ def sign(x: Array) -> Array:
     return lax.sign(x)
 
 
-def _round_half_to_even(x: Array) -> Array:
-    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
 def _floats_only(function: Function) -> Function:
     """Returns `function` for floats; integers are returned unchanged."""
     return lambda x: function(x) if dtypes.is_float(x.dtype) else x
@@ -357,13 +353,13 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel
     """
     if decimals == 0 or not dtypes.is_float(x.dtype):
-        return _floats_only(_round_half_to_even)(x)
+        return _floats_only(jnp.rint)(x)
 
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
         if decimals < 0:
-            return lax.mul(_round_half_to_even(exact_division(ctx)(x, ten)), ten)
-        return exact_division(ctx)(_round_half_to_even(lax.mul(x, ten)), ten)
+            return lax.mul(jnp.rint(exact_division(ctx)(x, ten)), ten)
+        return exact_division(ctx)(jnp.rint(lax.mul(x, ten)), ten)
 
     return elementwise(function, (x,), Promotion.DEFAULT)
 
@@ -447,7 +443,7 @@ lower_table(
         aten.floor.default: _floats_only(lax.floor),
         aten.ceil.default: _floats_only(lax.ceil),
         aten.trunc.default: _floats_only(truncate),
-        aten.round.default: _floats_only(_round_half_to_even),
+        aten.round.default: _floats_only(jnp.rint),
         aten.frac.default: lambda x: lax.sub(x, truncate(x)),
         aten.bitwise_and.Tensor: lax.bitwise_and,
         aten.bitwise_and.Scalar: lax.bitwise_and,

@@ -17,7 +17,7 @@ from jax import numpy as jnp
 
 from ..context import Context
 from ..metadata import TensorSpec
-from ..promotion import convert, number, to_accumulator
+from ..promotion import convert, full_like, number, to_accumulator
 from ..registry import lowers
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
@@ -79,7 +79,7 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_ind
             coordinates = lax.rem(lax.div(positions, np.int64(step)), np.int64(size)) if len(sizes) > 1 else positions
             is_valid = lax.bitwise_and(is_valid, lax.lt(coordinates, lax.broadcast(lengths[length_index], is_valid.shape)))
         step *= size
-    return lax.select(lax.broadcast_in_dim(is_valid, x.shape, (dim,)), x, lax.full(x.shape, number(fill, x.dtype)))
+    return lax.select(lax.broadcast_in_dim(is_valid, x.shape, (dim,)), x, full_like(x, fill))
 
 
 @lowers(slice_at)

@@ -13,13 +13,14 @@ from torch.fx import Node
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, vectorized_sum
+from ..cpu.vectorized_reductions import Reduction, reduce_max, reduce_min, reduce_prod, vectorized_sum
 from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
 from ..promotion import broadcast_back, broadcast_shapes, convert, expand, to_accumulator
 from ..registry import lowers
 from .comparison import is_nan
+from .moments import mean_over
 from .softmax import minus_largest
 
 Dims = int | Sequence[int] | None
@@ -33,7 +34,7 @@ def apply_keepdim(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -
     return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
 
 
-def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
+def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Reduction) -> Array:
     """Returns reduce(x, dims).
 
     If x is the current node's first argument, x is first transposed to the order in memory of the arrays from which x is computed: XLA:CPU
@@ -58,6 +59,13 @@ def _reduce_to_several(
     return [lax.transpose(result, [sorted(remaining).index(d) for d in remaining]) for result in results]
 
 
+def _reduce_in(ctx: Context, x: Array, dim: Dims, keepdim: bool, dtype: DType, reduce: Reduction) -> Array:
+    """Returns reduce(x, dim) in `dtype`, computed in the accumulator of `dtype`."""
+    dims = reduction_dims(dim, x.ndim)
+    result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(dtype)), dims))
+    return apply_keepdim(convert(result, dtype), x, dims, keepdim)
+
+
 @lowers(aten.sum.dim_IntList)
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The sum over some dimensions. Half types are added in float32; a sum with dtype bool is a logical or.
@@ -66,10 +74,7 @@ def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
-    dims = reduction_dims(dim, x.ndim)
-    reduce = lax.reduce_or if out == np.bool_ else ctx.sum
-    total = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return apply_keepdim(convert(total, out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, out, lax.reduce_or if out == np.bool_ else ctx.sum)
 
 
 @lowers(aten.sum.default)
@@ -89,11 +94,7 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, else that of x, which must be a float or complex dtype.
     """
-    out = dtype or x.dtype
-    dims = reduction_dims(dim, x.ndim)
-    total = _reduce(ctx, x, dims, lambda x, dims: ctx.sum(convert(x, dtypes.accumulator(out)), dims))
-    count = math.prod(x.shape[d] for d in dims)
-    return apply_keepdim(convert(lax.div(total, lax.full_like(total, count)), out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, dtype or x.dtype, lambda x, dims: mean_over(x, dims, ctx.sum))
 
 
 @lowers(aten.mean.default)
@@ -114,10 +115,7 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
-    dims = reduction_dims(dim, x.ndim)
-    reduce = lax.reduce_and if out == np.bool_ else reduce_prod
-    result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return apply_keepdim(convert(result, out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, out, lax.reduce_and if out == np.bool_ else reduce_prod)
 
 
 @lowers(aten.prod.default)
@@ -182,7 +180,7 @@ def first_index(hits: Array, dim: int) -> Array:
     return convert(reduce_min(lax.select(hits, indices, lax.full_like(indices, size - 1)), (dim,)), _INT64)
 
 
-def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+def _extremum_and_index(x: Array, dim: int, reduce: Reduction) -> tuple[Array, Array]:
     """Returns the extremum along one dimension, and its first index. NaN counts as the extremum, for both maximum and minimum.
 
     The two are separate plain reductions, since XLA does not vectorize a reduction over pairs of value and index.
@@ -194,7 +192,7 @@ def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[in
     return best, first_index(hits, dim)
 
 
-def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Reduction) -> tuple[Array, Array]:
     if x.ndim == 0:
         return x, lax.full((), 0, _INT64)
     dim = wrap(dim, x.ndim)
@@ -246,7 +244,7 @@ def min_all(x: Array, *, ctx: Context) -> Array:
     return amin(x, ctx=ctx)
 
 
-def _arg_extremum(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
+def _arg_extremum(x: Array, dim: int | None, keepdim: bool, reduce: Reduction) -> Array:
     if dim is None:
         index = _extremum_of_dim(lax.reshape(x, (x.size,)), 0, False, reduce)[1]
         return lax.reshape(index, (1,) * x.ndim) if keepdim else index
@@ -363,8 +361,7 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
 
     def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
         x = to_accumulator(x)
-        total = vectorized_sum(x, dims)
-        mean = lax.div(total, lax.full_like(total, count))
+        mean = mean_over(x, dims, vectorized_sum)
         deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
         parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
         sum_of_squares = functools.reduce(lax.add, [vectorized_sum(lax.square(part), dims) for part in parts])
@@ -431,9 +428,7 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x; the default float for bool and integers.
     """
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
-    dims = reduction_dims(dim, x.ndim)
-    result = _reduce(ctx, x, dims, lambda x, dims: _logsumexp(convert(x, dtypes.accumulator(out)), dims))
-    return apply_keepdim(convert(result, out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, out, _logsumexp)
 
 
 def _logsumexp(x: Array, dims: Sequence[int]) -> Array:

@@ -91,17 +91,12 @@ class _Segments:
     def broadcast(self, values: Array) -> Array:
         """Returns the values of the segment of each row, and 0 for a row in no segment."""
         gathered = take_along(values, 0, self.segment)
-        return lax.select(
-            self._columns(lax.lt(self.segment, full_like(self.segment, self.total)), gathered), gathered, full_like(gathered, 0)
-        )
-
-    @staticmethod
-    def _columns(values: Array, like: Array) -> Array:
-        return lax.broadcast_in_dim(values, like.shape, [0])
+        is_in_segment = lax.lt(self.segment, full_like(self.segment, self.total))
+        return lax.select(lax.broadcast_in_dim(is_in_segment, gathered.shape, [0]), gathered, full_like(gathered, 0))
 
     def columns_of_lengths(self, like: Array) -> Array:
         """Returns the length of each segment, broadcast to the shape and in the dtype of `like`, (segments, inner)."""
-        return self._columns(convert(self.lengths, like.dtype), like)
+        return lax.broadcast_in_dim(convert(self.lengths, like.dtype), like.shape, [0])
 
 
 @lowers(aten.segment_reduce.default)

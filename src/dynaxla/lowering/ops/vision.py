@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 from jax import Array, lax
+from jax import numpy as jnp
 
 from ...torch_ops import aten
 from .. import dtypes
@@ -142,7 +143,7 @@ def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, a
             continue
         position = _bring_inside(position, size, padding_mode, align_corners)
         if interpolation_mode == _NEAREST:
-            reads.append([(lax.round(position, lax.RoundingMethod.TO_NEAREST_EVEN), lax.full_like(position, 1))])
+            reads.append([(jnp.rint(position), lax.full_like(position, 1))])
         else:
             reads.append(_linear_reads(position))
     return lax.reshape(_weighted_sum(x, reads), (x.shape[0], x.shape[1], *grid.shape[1:-1]))

@@ -306,6 +306,11 @@ def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
     return lax.broadcast_in_dim(array, tuple(shape), [dim + offset for dim in kept])
 
 
+def expand_leading(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Broadcasts an array to `shape`; the leading dimensions are aligned."""
+    return lax.broadcast_in_dim(array, tuple(shape), range(array.ndim))
+
+
 def broadcast_back(result: jax.Array, shape: Sequence[int], dims: Sequence[int]) -> jax.Array:
     """Broadcasts the result of a reduction over dims back to `shape`."""
     return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])

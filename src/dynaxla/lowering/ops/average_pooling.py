@@ -11,7 +11,7 @@ from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import Sizes
 from ..pool_windows import PoolWindows, pad, reduce_window, windows_along
-from ..promotion import convert, to_accumulator
+from ..promotion import broadcast_back, convert, to_accumulator
 from ..registry import lowers
 from .windows import Windows
 
@@ -98,7 +98,7 @@ def _sum_over_covering_windows(x: Array, windows: PoolWindows) -> Array:
     """Returns, for each position of the input along one dimension, the sum of the values of all windows that cover the position."""
     if windows.kernel == windows.stride and windows.padding == 0:
         shape = (*x.shape[: windows.dim + 1], windows.kernel, *x.shape[windows.dim + 1 :])
-        repeated = lax.broadcast_in_dim(x, shape, [dim for dim in range(x.ndim + 1) if dim != windows.dim + 1])
+        repeated = broadcast_back(x, shape, (windows.dim + 1,))
         repeated = lax.reshape(repeated, (*x.shape[: windows.dim], windows.out * windows.kernel, *x.shape[windows.dim + 1 :]))
         uncovered = windows.size - windows.out * windows.kernel
         return pad(repeated, 0, {windows.dim: (0, uncovered)}) if uncovered else repeated

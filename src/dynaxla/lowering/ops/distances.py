@@ -13,7 +13,7 @@ from jax import numpy as jnp
 
 from ...torch_ops import aten
 from ..context import Context
-from ..promotion import broadcast_shapes, expand
+from ..promotion import broadcast_shapes, expand, expand_leading
 from ..registry import lowers
 from .indexing import take_along
 from .reductions import linalg_vector_norm
@@ -39,7 +39,7 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
     The derivative is zero where it is not defined, as in ATen's kernels.
     """
     zero = lax.full_like(difference, 0)
-    distance = lax.broadcast_in_dim(distance, difference.shape, range(difference.ndim - 1))
+    distance = expand_leading(distance, difference.shape)
     if p == 0:
         return zero
     if p == 1:
@@ -82,9 +82,7 @@ def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, distance: Array)
     if difference.size == 0:
         return lax.full_like(x1, 0)
     derivative = _norm_derivative(difference, distance, p)
-    return lax.reduce_sum(
-        lax.mul(derivative, lax.broadcast_in_dim(grad, derivative.shape, range(derivative.ndim - 1))), (derivative.ndim - 2,)
-    )
+    return lax.reduce_sum(lax.mul(derivative, expand_leading(grad, derivative.shape)), (derivative.ndim - 2,))
 
 
 @lowers(aten._pdist_forward.default)

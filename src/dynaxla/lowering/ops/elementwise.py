@@ -26,7 +26,7 @@ from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
 from .division import exact_division
 from .gradients_of_slices import ZEROS, sum_of_slices
-from .rounding import truncate
+from .rounding import round_half_to_even, truncate
 
 Function = Callable[..., Array]
 
@@ -353,13 +353,13 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel
     """
     if decimals == 0 or not dtypes.is_float(x.dtype):
-        return _floats_only(jnp.rint)(x)
+        return _floats_only(round_half_to_even)(x)
 
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
         if decimals < 0:
-            return lax.mul(jnp.rint(exact_division(ctx)(x, ten)), ten)
-        return exact_division(ctx)(jnp.rint(lax.mul(x, ten)), ten)
+            return lax.mul(round_half_to_even(exact_division(ctx)(x, ten)), ten)
+        return exact_division(ctx)(round_half_to_even(lax.mul(x, ten)), ten)
 
     return elementwise(function, (x,), Promotion.DEFAULT)
 
@@ -443,7 +443,7 @@ lower_table(
         aten.floor.default: _floats_only(lax.floor),
         aten.ceil.default: _floats_only(lax.ceil),
         aten.trunc.default: _floats_only(truncate),
-        aten.round.default: _floats_only(jnp.rint),
+        aten.round.default: _floats_only(round_half_to_even),
         aten.frac.default: lambda x: lax.sub(x, truncate(x)),
         aten.bitwise_and.Tensor: lax.bitwise_and,
         aten.bitwise_and.Scalar: lax.bitwise_and,

@@ -94,12 +94,11 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     Dtype:  that of x.
     """
     dim = x.ndim - 1 if dim is None else dim % x.ndim
-    kept_dims = [d for d in range(x.ndim) if d != dim]
     expanded_mask = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
     wide = to_accumulator(x)
     wide = lax.select(expanded_mask, full_like(wide, -math.inf), wide)
-    weights = lax.exp(minus_largest(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept_dims)))
-    return convert(lax.div(weights, lax.broadcast_in_dim(reduce_sum(weights, (dim,)), x.shape, kept_dims)), x.dtype)
+    weights = lax.exp(minus_largest(wide, broadcast_back(reduce_max(wide, (dim,)), x.shape, (dim,))))
+    return convert(lax.div(weights, broadcast_back(reduce_sum(weights, (dim,)), x.shape, (dim,))), x.dtype)
 
 
 @lowers(aten._masked_softmax_backward.default)

@@ -19,7 +19,7 @@ from ..dimensions import Dims
 from ..dtypes import DType
 from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
-from ..promotion import broadcast_back, convert, to_accumulator
+from ..promotion import broadcast_back, convert, expand_leading, to_accumulator
 from ..registry import lowers
 from .moments import affine, inverse_std, mean_over, moments_over
 
@@ -41,7 +41,7 @@ def normalize_last(
     outer = x.ndim - count
     mean, variance, centered = moments_over(wide, range(outer, x.ndim), add)
     rstd = inverse_std(variance, eps)
-    out = lax.mul(centered, lax.broadcast_in_dim(rstd, x.shape, range(outer)))
+    out = lax.mul(centered, expand_leading(rstd, x.shape))
     return affine(out, weight, bias, range(outer, x.ndim)), mean, rstd
 
 
@@ -152,8 +152,8 @@ def native_layer_norm_backward(
     inner = range(outer, x.ndim)
     wide = convert(grad, dtype)
     wide_rstd = lax.reshape(convert(rstd, dtype), x.shape[:outer])
-    normalized = lax.sub(convert(x, dtype), lax.broadcast_in_dim(lax.reshape(convert(mean, dtype), x.shape[:outer]), x.shape, range(outer)))
-    normalized = lax.mul(normalized, lax.broadcast_in_dim(wide_rstd, x.shape, range(outer)))
+    normalized = lax.sub(convert(x, dtype), expand_leading(lax.reshape(convert(mean, dtype), x.shape[:outer]), x.shape))
+    normalized = lax.mul(normalized, expand_leading(wide_rstd, x.shape))
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
@@ -303,7 +303,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
     wide = convert(x, dtype)
     outer = x.ndim - len(normalized_shape)
     rstd = inverse_std(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
-    out = affine(lax.mul(wide, lax.broadcast_in_dim(rstd, x.shape, range(outer))), weight, None, range(outer, x.ndim))
+    out = affine(lax.mul(wide, expand_leading(rstd, x.shape)), weight, None, range(outer, x.ndim))
     return convert(out, ctx.output[0].jax_dtype), _as_output(ctx, 1, rstd)
 
 
@@ -320,12 +320,12 @@ def fused_rms_norm_backward(
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)
     wide = convert(grad, dtype)
-    expanded_rstd = lax.broadcast_in_dim(lax.reshape(convert(rstd, dtype), x.shape[:outer]), x.shape, range(outer))
+    expanded_rstd = expand_leading(lax.reshape(convert(rstd, dtype), x.shape[:outer]), x.shape)
     normalized = lax.mul(convert(x, dtype), expanded_rstd)
     grad_input = grad_weight = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        grad_projection = lax.broadcast_in_dim(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape, range(outer))
+        grad_projection = expand_leading(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape)
         grad_input = convert(lax.mul(lax.sub(scaled, lax.mul(normalized, grad_projection)), expanded_rstd), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)

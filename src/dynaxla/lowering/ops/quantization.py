@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from jax import Array, lax
-from jax import numpy as jnp
 
 from ...errors import UnsupportedOp
 from ...torch_ops import aten
@@ -22,6 +21,7 @@ from ..promotion import broadcast_like, convert, full_like, number, to_accumulat
 from ..registry import lowers
 from .matmul import contract
 from .quantized_weights import quantized_product
+from .rounding import round_half_to_even
 
 Scales = Sequence[Array]
 
@@ -60,7 +60,7 @@ def _fake_quantized(
     wide = to_accumulator(x)
     zero = broadcast_like(zero_point, wide, axis)
     quantized = lax.mul(wide, broadcast_like(_inverse(scale), wide, axis))
-    quantized = jnp.rint(lax.add(zero, quantized)) if zero_point_first else lax.add(zero, jnp.rint(quantized))
+    quantized = round_half_to_even(lax.add(zero, quantized)) if zero_point_first else lax.add(zero, round_half_to_even(quantized))
     clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     # ATen's per-tensor kernel multiplies in float32, its per-channel kernel in the dtype of x.
     centered = lax.sub(clamped, zero) if axis is not None else convert(lax.sub(clamped, zero), _FLOAT32)
@@ -117,7 +117,7 @@ def fake_quantize_per_channel(
 
 def _integral_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
     """Returns the zero point rounded to even and clamped to the bounds, in float32."""
-    return lax.min(lax.max(jnp.rint(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
+    return lax.min(lax.max(round_half_to_even(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
 
 
 @lowers(aten._fake_quantize_learnable_per_tensor_affine.default)
@@ -153,7 +153,7 @@ def _learnable_gradients(
     """
     grad, x = convert(grad, _FLOAT32), convert(x, _FLOAT32)
     zero, wide_scale, inverse = (broadcast_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
-    quantized = jnp.rint(lax.add(zero, lax.mul(x, inverse)))
+    quantized = round_half_to_even(lax.add(zero, lax.mul(x, inverse)))
     clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     zeros, factor = full_like(x, 0), full_like(x, grad_factor)
     error = lax.mul(lax.sub(lax.mul(lax.sub(clamped, zero), wide_scale), x), inverse)
@@ -245,7 +245,7 @@ def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric:
     if symmetric:
         has_both_signs = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
         zero_point = lax.select(has_both_signs, full_like(zero_point, (quant_min + quant_max) / 2), zero_point)
-    zero_point = jnp.rint(lax.min(lax.max(zero_point, full_like(zero_point, quant_min)), full_like(zero_point, quant_max)))
+    zero_point = round_half_to_even(lax.min(lax.max(zero_point, full_like(zero_point, quant_min)), full_like(zero_point, quant_max)))
     return convert(scale, _FLOAT32), convert(zero_point, _INT32)
 
 

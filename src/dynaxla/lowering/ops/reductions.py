@@ -272,10 +272,6 @@ def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     return _arg_extremum(x, dim, keepdim, reduce_min)
 
 
-def _is_nonzero(x: Array) -> Array:
-    return convert(x, _BOOL) if dtypes.is_bool(x.dtype) else lax.ne(x, lax.full_like(x, 0))
-
-
 def _logical_dtype(x: Array) -> DType:
     """Returns the result dtype of any and all: uint8 for uint8, which was PyTorch's first bool dtype, else bool."""
     return x.dtype if x.dtype == np.uint8 else _BOOL
@@ -289,7 +285,7 @@ def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
-    return apply_keepdim(convert(lax.reduce_or(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.reduce_or(convert(x, _BOOL), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 @lowers(aten.all.dim, aten.all.dims)
@@ -300,7 +296,7 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
-    return apply_keepdim(convert(lax.reduce_and(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.reduce_and(convert(x, _BOOL), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 def _logical_dims(dim: Dims, rank: int) -> tuple[int, ...]:
@@ -335,7 +331,7 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
     Shape:  x without `dim` (all dimensions if None or empty).
     Dtype:  int64.
     """
-    return lax.reduce_sum(convert(_is_nonzero(x), _INT64), reduction_dims(dim, x.ndim))
+    return lax.reduce_sum(convert(convert(x, _BOOL), _INT64), reduction_dims(dim, x.ndim))
 
 
 @lowers(aten.hash_tensor.default)

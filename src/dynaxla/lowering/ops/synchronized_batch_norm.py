@@ -8,7 +8,7 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert, full_like, number, to_accumulator
+from ..promotion import convert, expand_leading, full_like, number, to_accumulator
 from ..registry import lowers
 from .moments import dims_but_channels, inverse_std, moments_over
 
@@ -72,7 +72,7 @@ def batch_norm_gather_stats_with_counts(
     _reject_running_statistics(running_mean, running_var)
     means, deviations = to_accumulator(mean), lax.div(full_like(invstd, 1), to_accumulator(invstd))
     count = convert(counts, means.dtype)
-    weights = lax.broadcast_in_dim(count, means.shape, range(count.ndim))
+    weights = expand_leading(count, means.shape)
     total = lax.reduce_sum(weights, (0,))
     total_mean = lax.div(lax.reduce_sum(lax.mul(means, weights), (0,)), total)
     distances = lax.sub(means, lax.broadcast_in_dim(total_mean, means.shape, (1,)))

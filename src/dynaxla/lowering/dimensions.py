@@ -14,6 +14,9 @@ from jax import core, export, lax
 
 from ..errors import UnsupportedOp
 
+Dims = Sequence[int]
+Sizes = Sequence[int]
+
 
 def definitely(comparison: Callable[[], bool]) -> bool:
     """Returns the result of a comparison of sizes; False if the result depends on the values of symbolic sizes.

@@ -451,12 +451,8 @@ def is_plain_python(node: Node) -> bool:
     return (
         getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "torch", "torch.utils._sympy.functions")
         and not isinstance(node.target, torch._ops.OpOverload)
-        and (node.target is operator.getitem or not _is_tensor(node.meta.get("val")))
+        and (node.target is operator.getitem or not isinstance(node.meta.get("val"), torch.Tensor))
     )
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:

@@ -50,6 +50,17 @@ def eager_order(ctx: Context, value: Array) -> tuple[int, ...] | None:
     return None if spec is None else spec.order
 
 
+def transposed_order(node: Node, rank: int) -> list[int]:
+    """Returns, for each dimension of the result of a transpose or an alias, the dimension of the operand. `rank`: the operand's rank."""
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        order = [dim % rank for dim in node.args[1]]
+    elif node.target in (aten.t.default, aten.transpose.int) and rank > 1:
+        first, second = node.args[1:] or (0, 1)
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
 def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
     """Undoes the transposes that produced the current node's positional argument `value`.
 
@@ -65,12 +76,7 @@ def untransposed_node(ctx: Context, node: Any, value: Array) -> tuple[Array, tup
     positions = list(range(value.ndim))
     while isinstance(node, Node) and node.target in _TRANSPOSES:
         source = ctx.values[node.args[0]]
-        order = list(range(source.ndim))
-        if node.target is aten.permute.default:
-            order = [dim % source.ndim for dim in node.args[1]]
-        elif node.target in (aten.t.default, aten.transpose.int) and source.ndim > 1:
-            first, second = node.args[1:] or (0, 1)
-            order[first], order[second] = order[second], order[first]
+        order = transposed_order(node, source.ndim)
         node, value, positions = node.args[0], source, [order[position] for position in positions]
     return value, tuple(positions)
 

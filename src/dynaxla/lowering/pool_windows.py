@@ -11,12 +11,11 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from . import dtypes
+from .dimensions import Sizes
 from .dtypes import DType
 
 # Lowerings emit an operation for each element of a window if a window has at most this many elements.
 MOST_TAPS = 36
-
-Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,32 @@ def full_like(array: jax.Array, value: Any, dtype: DType | None = None) -> jax.A
     return lax.broadcast_in_dim(number(value, dtype or array.dtype), array.shape, ())
 
 
+def times(x: jax.Array, factor: Any) -> jax.Array:
+    """Returns x * factor, in the dtype of x. The factor is a number."""
+    return lax.mul(x, number(factor, x.dtype))
+
+
+def plus(x: jax.Array, term: Any) -> jax.Array:
+    """Returns x + term, in the dtype of x. The term is a number."""
+    return lax.add(x, number(term, x.dtype))
+
+
+def to_accumulator(array: jax.Array) -> jax.Array:
+    """Casts an array to the dtype in which ATen accumulates its elements."""
+    return convert(array, dtypes.accumulator(array.dtype))
+
+
+def broadcast_like(value: Any, x: jax.Array, axis: int | None = None) -> jax.Array:
+    """Broadcasts `value` to the shape and dtype of x.
+
+    `value` is a number or a tensor with one element. With an `axis`, it is a number, or a vector with one value for each index of `axis`.
+    """
+    if not isinstance(value, jax.Array):
+        return full_like(x, value)
+    value = convert(value, x.dtype)
+    return lax.broadcast_in_dim(lax.reshape(value, ()) if axis is None else value, x.shape, () if axis is None else (axis,))
+
+
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Returns the shape to which all shapes broadcast.
 
@@ -278,6 +304,16 @@ def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
             raise ValueError(f"{array.shape} does not broadcast to {tuple(shape)}")
         array = lax.reshape(array, [array.shape[dim] for dim in kept])
     return lax.broadcast_in_dim(array, tuple(shape), [dim + offset for dim in kept])
+
+
+def expand_leading(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Broadcasts an array to `shape`; the leading dimensions are aligned."""
+    return lax.broadcast_in_dim(array, tuple(shape), range(array.ndim))
+
+
+def broadcast_back(result: jax.Array, shape: Sequence[int], dims: Sequence[int]) -> jax.Array:
+    """Broadcasts the result of a reduction over dims back to `shape`."""
+    return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
 
 
 def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide_second: bool = False) -> jax.Array:

@@ -276,7 +276,7 @@ class Registry:
         key = op, named
         if key not in self._bound:
             rule, refusal = _try_rule(op, named)
-            if refusal is not None and not any(_try_rule(other, named)[0] for other in _overloads(op)):
+            if refusal is not None and not any(_try_rule(other, named)[0] for other in _overloads(op._schema.name)):
                 raise refusal
             self._bound[key] = rule  # another thread may do this at the same time, with an equal rule
         return self._bound[key]
@@ -302,12 +302,7 @@ class Registry:
     def ops(self) -> set[OpOverload]:
         """Returns every existing overload that has a lowering on some platform."""
         self.fill()
-        named = {
-            op
-            for (name, _), lowering in list(self._named.items())
-            for op in _existing_overloads(name)
-            if self._bind(op, lowering) is not None
-        }
+        named = {op for (name, _), lowering in list(self._named.items()) for op in _overloads(name) if self._bind(op, lowering) is not None}
         return {op for op, _ in list(self._rules)} | named
 
 
@@ -335,12 +330,7 @@ def _caller() -> str:
     return str(sys._getframe(2).f_globals.get("__name__"))
 
 
-def _overloads(op: OpOverload) -> list[OpOverload]:
-    packet = op.overloadpacket
-    return [getattr(packet, overload) for overload in packet.overloads()]
-
-
-def _existing_overloads(name: str) -> list[OpOverload]:
+def _overloads(name: str) -> list[OpOverload]:
     """Returns the overloads of the op with a name; an empty list if the op does not exist (yet)."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)

@@ -20,6 +20,7 @@ from torch.fx import Node
 from ..torch_ops import aten
 from .context import Context
 from .dimensions import clamp_slice, wrap
+from .memory_order import transposed_order
 from .metadata import TensorSpec
 from .ops.strided import may_overlap
 
@@ -293,13 +294,7 @@ def _view_factors(ctx: Context, shape: Sequence[int], views: list[Node]) -> Fact
             factors = ((),) * (len(shape) - len(factors)) + factors
             factors = tuple(((None, size),) if not factor and size != 1 else factor for factor, size in zip(factors, shape, strict=True))
         else:
-            order = list(range(len(factors)))
-            if node.target is aten.permute.default:
-                order = [dim % len(order) for dim in node.args[1]]
-            elif len(order) > 1:
-                first, second = node.args[1:] or (0, 1)
-                order[first], order[second] = order[second], order[first]
-            factors = tuple(factors[dim] for dim in order)
+            factors = tuple(factors[dim] for dim in transposed_order(node, len(factors)))
     return factors
 
 

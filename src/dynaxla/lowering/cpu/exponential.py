@@ -5,8 +5,6 @@ Source: expf of S. L. Moshier's Cephes library (two-part range reduction, polyno
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import Array, lax
@@ -54,19 +52,19 @@ _exp_nonpositive_on_any_platform.defjvps(lambda tangent, result, x: lax.mul(tang
 
 
 def _exp(x: Array) -> Array:
-    fraction, integer = _split(lax.clamp(_number(x, _LOW), x, _number(x, _HIGH)))
+    fraction, integer = _split(lax.clamp(full_like(x, _LOW), x, full_like(x, _HIGH)))
     bits = lax.add(lax.bitcast_convert_type(fraction, np.int32), lax.shift_left(integer, full_like(integer, 23)))
     result = lax.bitcast_convert_type(lax.min(bits, full_like(bits, _INFINITY_BITS)), np.float32)
-    result = lax.select(lax.lt(x, _number(x, _LOW)), _number(x, 0), result)
+    result = lax.select(lax.lt(x, full_like(x, _LOW)), full_like(x, 0), result)
     return lax.select(lax.ne(x, x), x, result)
 
 
 def _exp_nonpositive(x: Array) -> Array:
-    is_below_range = lax.lt(x, _number(x, _LOW))
+    is_below_range = lax.lt(x, full_like(x, _LOW))
     # Comparisons with NaN are false, so a NaN passes through the select, and its fraction is NaN.
-    fraction, integer = _split(lax.select(is_below_range, _number(x, _LOW), x))
+    fraction, integer = _split(lax.select(is_below_range, full_like(x, _LOW), x))
     power = lax.shift_left(lax.sub(integer, full_like(integer, _ROUND_BITS - _BIAS)), full_like(integer, 23))
-    return lax.select(is_below_range, _number(x, 0), lax.mul(fraction, lax.bitcast_convert_type(power, np.float32)))
+    return lax.select(is_below_range, full_like(x, 0), lax.mul(fraction, lax.bitcast_convert_type(power, np.float32)))
 
 
 def _split(x: Array) -> tuple[Array, Array]:
@@ -75,15 +73,11 @@ def _split(x: Array) -> tuple[Array, Array]:
     Returns: A factor near 1, and an int32 whose lowest bits are the exponent of the other factor, a power of two. The higher bits come from
         _ROUND, and a shift by 23 drops them.
     """
-    shifted = lax.add(lax.mul(x, _number(x, _LOG2_E)), _number(x, _ROUND))
+    shifted = lax.add(lax.mul(x, full_like(x, _LOG2_E)), full_like(x, _ROUND))
     integer = lax.bitcast_convert_type(shifted, np.int32)
     power = lax.convert_element_type(lax.sub(integer, full_like(integer, _ROUND_BITS)), np.float32)
-    remainder = lax.sub(lax.sub(x, lax.mul(power, _number(x, _LN2_HIGH))), lax.mul(power, _number(x, _LN2_LOW)))
-    total = _number(x, _POLYNOMIAL[0])
+    remainder = lax.sub(lax.sub(x, lax.mul(power, full_like(x, _LN2_HIGH))), lax.mul(power, full_like(x, _LN2_LOW)))
+    total = full_like(x, _POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:
-        total = lax.add(lax.mul(total, remainder), _number(x, coefficient))
-    return lax.add(lax.add(lax.mul(total, lax.mul(remainder, remainder)), remainder), _number(x, 1)), integer
-
-
-def _number(x: Array, value: float) -> Any:
-    return full_like(x, value)
+        total = lax.add(lax.mul(total, remainder), full_like(x, coefficient))
+    return lax.add(lax.add(lax.mul(total, lax.mul(remainder, remainder)), remainder), full_like(x, 1)), integer

@@ -47,7 +47,7 @@ _SIZE_MULTIPLE = 8
 
 def is_known() -> bool:
     """True if this jaxlib is known to interpret the calls of this module correctly."""
-    return tuple(map(int, private.jaxlib_version().split(".")[:2])) in KNOWN
+    return private.release(private.jaxlib_version()) in KNOWN
 
 
 def supports(dtype: DType, size: int) -> bool:

@@ -14,7 +14,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp_nonpositive
 from ..dynamic_scalars import is_dynamic
-from ..promotion import Promotion, elementwise, full_like, number
+from ..promotion import Promotion, elementwise, full_like, number, plus, times
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
 from .comparison import at_least, at_most, saturate_bound
@@ -27,14 +27,6 @@ def _apply(function: Callable[..., Array], *operands: Any) -> Array:
 def _clamp(x: Array, low: Any, high: Any) -> Array:
     """Returns x clamped to [low, high]; nan stays nan."""
     return at_most(at_least(x, low), high)
-
-
-def _times(x: Array, factor: float) -> Array:
-    return lax.mul(x, number(factor, x.dtype))
-
-
-def _plus(x: Array, term: float) -> Array:
-    return lax.add(x, number(term, x.dtype))
 
 
 def _zeros_where(condition: Array, x: Array) -> Array:
@@ -54,16 +46,12 @@ def relu(x: Array) -> Array:
 
 
 def _tanh_backward(grad: Array, out: Array) -> Array:
-    return lax.mul(grad, lax.sub(number(1, out.dtype), lax.square(_conjugate(out))))
+    return lax.mul(grad, lax.sub(number(1, out.dtype), lax.square(jnp.conj(out))))
 
 
 def _sigmoid_backward(grad: Array, out: Array) -> Array:
-    out = _conjugate(out)
+    out = jnp.conj(out)
     return lax.mul(grad, lax.mul(lax.sub(number(1, out.dtype), out), out))
-
-
-def _conjugate(x: Array) -> Array:
-    return lax.conj(x) if jnp.iscomplexobj(x) else x
 
 
 def _silu(x: Array) -> Array:
@@ -72,7 +60,7 @@ def _silu(x: Array) -> Array:
 
 def _silu_backward(grad: Array, x: Array) -> Array:
     sigmoid = lax.logistic(x)
-    derivative = lax.mul(sigmoid, _plus(lax.mul(x, lax.sub(number(1, x.dtype), sigmoid)), 1))
+    derivative = lax.mul(sigmoid, plus(lax.mul(x, lax.sub(number(1, x.dtype), sigmoid)), 1))
     return lax.mul(grad, derivative)
 
 
@@ -87,12 +75,12 @@ def _mish_backward(grad: Array, x: Array) -> Array:
 
 
 def _hardsigmoid(x: Array) -> Array:
-    return _times(_clamp(_plus(x, 3), 0, 6), 1 / 6)
+    return times(_clamp(plus(x, 3), 0, 6), 1 / 6)
 
 
 def _hardsigmoid_backward(grad: Array, x: Array) -> Array:
     inside = lax.bitwise_and(lax.gt(x, number(-3, x.dtype)), lax.lt(x, number(3, x.dtype)))
-    return lax.select(inside, _times(grad, 1 / 6), full_like(grad, 0))
+    return lax.select(inside, times(grad, 1 / 6), full_like(grad, 0))
 
 
 def _hardswish_backward(grad: Array, x: Array) -> Array:
@@ -100,7 +88,7 @@ def _hardswish_backward(grad: Array, x: Array) -> Array:
 
     Source: ATen native/cpu/Activation.cpp, hardswish_backward_kernel
     """
-    inside = lax.mul(grad, _plus(_times(x, 1 / 3), 0.5))
+    inside = lax.mul(grad, plus(times(x, 1 / 3), 0.5))
     out = lax.select(lax.lt(x, number(3, x.dtype)), inside, grad)
     return _zeros_where(lax.le(x, number(-3, x.dtype)), out)
 
@@ -148,7 +136,7 @@ _TANH_CUBIC = 0.044715
 
 
 def _tanh_argument(x: Array) -> Array:
-    return _times(lax.add(x, _times(lax.mul(lax.square(x), x), _TANH_CUBIC)), _TANH_SCALE)
+    return times(lax.add(x, times(lax.mul(lax.square(x), x), _TANH_CUBIC)), _TANH_SCALE)
 
 
 @lowers(aten.gelu.default)
@@ -156,10 +144,10 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     """x times the standard normal's cumulative distribution function at x; approximated with tanh if `approximate="tanh"`."""
 
     def exact(x: Array) -> Array:
-        return lax.mul(_times(x, 0.5), _plus(lax.erf(_times(x, _SQRT_HALF)), 1))
+        return lax.mul(times(x, 0.5), plus(lax.erf(times(x, _SQRT_HALF)), 1))
 
     def tanh_approximation(x: Array) -> Array:
-        return lax.mul(_times(x, 0.5), _plus(lax.tanh(_tanh_argument(x)), 1))
+        return lax.mul(times(x, 0.5), plus(lax.tanh(_tanh_argument(x)), 1))
 
     return _apply(tanh_approximation if approximate == "tanh" else exact, x)
 
@@ -167,15 +155,15 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 @lowers(aten.gelu_backward.default)
 def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
     def exact(grad: Array, x: Array) -> Array:
-        cdf = _times(_plus(lax.erf(_times(x, _SQRT_HALF)), 1), 0.5)
-        pdf = _times(exp_nonpositive(_times(lax.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+        cdf = times(plus(lax.erf(times(x, _SQRT_HALF)), 1), 0.5)
+        pdf = times(exp_nonpositive(times(lax.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
         return lax.mul(grad, lax.add(cdf, lax.mul(x, pdf)))
 
     def tanh_approximation(grad: Array, x: Array) -> Array:
         tanh = lax.tanh(_tanh_argument(x))
-        argument_derivative = _times(_plus(_times(lax.square(x), 3 * _TANH_CUBIC), 1), _TANH_SCALE)
-        cdf = _times(_plus(tanh, 1), 0.5)
-        x_times_pdf = lax.mul(lax.mul(_times(x, 0.5), lax.sub(number(1, x.dtype), lax.square(tanh))), argument_derivative)
+        argument_derivative = times(plus(times(lax.square(x), 3 * _TANH_CUBIC), 1), _TANH_SCALE)
+        cdf = times(plus(tanh, 1), 0.5)
+        x_times_pdf = lax.mul(lax.mul(times(x, 0.5), lax.sub(number(1, x.dtype), lax.square(tanh))), argument_derivative)
         return lax.mul(grad, lax.add(cdf, x_times_pdf))
 
     return _apply(tanh_approximation if approximate == "tanh" else exact, grad, x)
@@ -231,13 +219,13 @@ def _is_at_most(x: Array, limit: Any) -> Array:
 
 @lowers(aten.leaky_relu.default)
 def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
-    return _apply(lambda x: lax.select(lax.gt(x, number(0, x.dtype)), x, _times(x, negative_slope)), x)
+    return _apply(lambda x: lax.select(lax.gt(x, number(0, x.dtype)), x, times(x, negative_slope)), x)
 
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
     """grad where x > 0, else grad * negative_slope. x is the input or the result of leaky_relu: both have the same sign."""
-    return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, _times(grad, negative_slope)), grad, x)
+    return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, times(grad, negative_slope)), grad, x)
 
 
 @lowers(aten.elu.default)
@@ -245,9 +233,9 @@ def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
     """scale * alpha * (exp(input_scale * x) - 1) where x < 0, else scale * x."""
 
     def function(x: Array) -> Array:
-        negative = _times(lax.expm1(_times(x, input_scale)), alpha * scale)
+        negative = times(lax.expm1(times(x, input_scale)), alpha * scale)
         # For a large x, `negative` is infinite, but not selected.
-        return lax.select(lax.lt(x, number(0, x.dtype)), negative, _times(x, scale))
+        return lax.select(lax.lt(x, number(0, x.dtype)), negative, times(x, scale))
 
     return _apply(function, x)
 
@@ -258,9 +246,9 @@ def elu_backward(grad: Array, alpha: float, scale: float, input_scale: float, is
 
     def function(grad: Array, x: Array) -> Array:
         if is_result:
-            derivative = _times(_plus(x, alpha * scale), input_scale)
+            derivative = times(plus(x, alpha * scale), input_scale)
         else:
-            derivative = _times(lax.exp(_times(x, input_scale)), alpha * scale * input_scale)
+            derivative = times(lax.exp(times(x, input_scale)), alpha * scale * input_scale)
         return lax.mul(grad, lax.select(lax.le(x, number(0, x.dtype)), derivative, full_like(x, scale)))
 
     return _apply(function, grad, x)
@@ -271,7 +259,7 @@ def softplus(x: Array, beta: float = 1, limit: float = 20) -> Array:
     """log(1 + exp(beta x)) / beta; x itself where beta x > limit."""
 
     def function(x: Array) -> Array:
-        scaled = _times(x, beta)
+        scaled = times(x, beta)
         soft = lax.div(lax.log1p(lax.exp(scaled)), full_like(x, beta))
         return lax.select(lax.gt(scaled, number(limit, x.dtype)), x, soft)
 
@@ -281,7 +269,7 @@ def softplus(x: Array, beta: float = 1, limit: float = 20) -> Array:
 @lowers(aten.softplus_backward.default)
 def softplus_backward(grad: Array, x: Array, beta: float, limit: float) -> Array:
     def function(grad: Array, x: Array) -> Array:
-        scaled = _times(x, beta)
+        scaled = times(x, beta)
         return lax.select(lax.gt(scaled, number(limit, x.dtype)), grad, lax.mul(grad, lax.logistic(scaled)))
 
     return _apply(function, grad, x)
@@ -358,8 +346,8 @@ def softshrink(x: Array, lambd: float = 0.5) -> Array:
 
     def function(x: Array) -> Array:
         is_below = lax.lt(x, number(-lambd, x.dtype))
-        shrunk = lax.select(is_below, _plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
-        return lax.select(_is_within(x, lambd), _times(x, 0), shrunk)
+        shrunk = lax.select(is_below, plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
+        return lax.select(_is_within(x, lambd), times(x, 0), shrunk)
 
     return _apply(function, x)
 

@@ -305,10 +305,10 @@ def overrideable_attention_backward(
     ctx: Context,
 ) -> tuple[Array | None, ...]:
     """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
-    attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
-    prng_key = _unpack_key(philox_seed, dropout_p)
-    *grads, grad_scores = gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, prng_key, grad_input_mask[3])
-    return *grads, _grad_bias(attn_bias, grad_scores) if grad_input_mask[3] else None
+    return efficient_attention_backward(
+        grad, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal,
+        scale=scale, ctx=ctx,
+    )  # fmt: skip
 
 
 @lowers(aten._scaled_dot_product_flash_attention_backward.default)

@@ -7,7 +7,7 @@ cuDNN or Pallas, which do not store the scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..cpu.vectorized_reductions import reduce_max, reduce_sum
 from ..cuda import fused_attention
 from ..implementations import Implementations, Operand
 from ..memory_order import eager_order, eager_spec
-from ..promotion import convert, expand
+from ..promotion import convert, expand, expand_leading
 from ..tpu import pallas_attention
 from .attention_dropout import dropout_mask, dropout_mask_rows
 from .matmul import Order, contract
@@ -215,11 +215,6 @@ class Attention:
             mask = lax.dynamic_slice_in_dim(mask, first_row, row_count, 2)
         query = lax.dynamic_slice_in_dim(self.query, first_row, row_count, 2)
         return replace(self, query=query, mask=mask, row_block=RowBlock(first_row, self.query.shape[2]))
-
-
-def _broadcast_rows(x: Array, shape: Sequence[int]) -> Array:
-    """Returns x, which has one element per row, broadcast along the columns."""
-    return lax.broadcast_in_dim(x, shape, (0, 1, 2))
 
 
 Results = tuple[Array, ...]
@@ -484,7 +479,7 @@ def _normalize(weights: Array, total: Array) -> tuple[Array, Array]:
         The weights, and for each row the divisor that the caller still has to apply; 1 if the weights are already divided.
     """
     deferred = lambda weights, total: (weights, total)  # noqa: E731
-    immediate = lambda weights, total: (lax.div(weights, _broadcast_rows(total, weights.shape)), lax.full_like(total, 1))  # noqa: E731
+    immediate = lambda weights, total: (lax.div(weights, expand_leading(total, weights.shape)), lax.full_like(total, 1))  # noqa: E731
     result: tuple[Array, Array] = lax.platform_dependent(weights, total, cpu=deferred, cuda=deferred, default=immediate)
     return result
 
@@ -493,12 +488,12 @@ def _attend(attention: Attention, dropout_p: float, prng_key: Array | None) -> t
     """Returns the output, the log-sum-exp and the largest score of each row. The first two are NaN for a row whose scores are all -inf."""
     scores = attention.scores()
     largest = reduce_max(scores, (3,))
-    weights = lax.exp(minus_largest(scores, _broadcast_rows(largest, scores.shape)))
+    weights = lax.exp(minus_largest(scores, expand_leading(largest, scores.shape)))
     total = reduce_sum(weights, (3,))
     weights, divisor = _normalize(weights, total)
     weights = attention.apply_dropout(weights, prng_key, dropout_p)
     out = attention.batched_matmul(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
-    return lax.div(out, _broadcast_rows(divisor, out.shape)), lax.add(lax.log(total), largest), largest
+    return lax.div(out, expand_leading(divisor, out.shape)), lax.add(lax.log(total), largest), largest
 
 
 def _supports_fused_softmax(problem: AttentionProblem) -> bool:
@@ -520,7 +515,7 @@ def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, p
     out, logsumexp, largest = _attend(attention, dropout_p, prng_key)
     # A select between the maximum and the exponential would keep XLA:TPU from fusing them.
     is_all_masked = lax.eq(largest, lax.full_like(largest, -math.inf))
-    out = lax.select(_broadcast_rows(is_all_masked, out.shape), lax.full_like(out, 0), out)
+    out = lax.select(expand_leading(is_all_masked, out.shape), lax.full_like(out, 0), out)
     logsumexp = lax.select(is_all_masked, lax.full_like(logsumexp, 0), logsumexp)
     return convert(out, attention.query.dtype), logsumexp
 
@@ -612,11 +607,11 @@ def _unrounded_gradients(
     query, key, value = attention.query, attention.key, attention.value
     scores = attention.scores()
     dtype = scores.dtype
-    weights = lax.exp(minus_largest(scores, _broadcast_rows(convert(logsumexp, dtype), scores.shape)))
+    weights = lax.exp(minus_largest(scores, expand_leading(convert(logsumexp, dtype), scores.shape)))
     dropped_weights = convert(attention.apply_dropout(weights, prng_key, dropout_p), value.dtype)
     grad_value = attention.batched_matmul(dropped_weights, attention.group_by_key_head(grad), (2, 2))
     grad_weights = attention.apply_dropout(attention.batched_matmul(grad, value, (3, 3)), prng_key, dropout_p)
-    grad_scores = lax.mul(weights, lax.sub(grad_weights, _broadcast_rows(delta, scores.shape)))
+    grad_scores = lax.mul(weights, lax.sub(grad_weights, expand_leading(delta, scores.shape)))
     scaled = convert(lax.mul(grad_scores, lax.full_like(grad_scores, attention.factor)), query.dtype)
     grad_query = attention.batched_matmul(scaled, key, (3, 2))
     grad_key = attention.batched_matmul(scaled, attention.group_by_key_head(query), (2, 2))

@@ -8,14 +8,12 @@ import numpy as np
 from jax import Array, lax
 
 from ...torch_ops import aten
-from .. import dtypes
 from ..context import Context
+from ..dimensions import Sizes
 from ..pool_windows import PoolWindows, pad, reduce_window, windows_along
-from ..promotion import convert
+from ..promotion import broadcast_back, convert, to_accumulator
 from ..registry import lowers
 from .windows import Windows
-
-Sizes = Sequence[int]
 
 
 def _divisors(windows: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
@@ -64,7 +62,7 @@ def avg_pool(
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
     windows = windows_along(x.shape[-rank:], shape[-rank:], x.ndim, kernel, stride, padding)
-    total = reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", windows)
+    total = reduce_window(to_accumulator(x), 0, "add", windows)
     return convert(_divide(total, _divisors(windows, count_include_pad, divisor_override)), x.dtype)
 
 
@@ -90,7 +88,7 @@ def avg_pool_backward(
         return lax.full_like(x, 0)
     rank = _spatial_rank(ctx)
     windows = windows_along(x.shape[-rank:], grad.shape[-rank:], x.ndim, kernel, stride, padding)
-    out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(windows, count_include_pad, divisor_override))
+    out = _divide(to_accumulator(grad), _divisors(windows, count_include_pad, divisor_override))
     for pooled in windows:
         out = _sum_over_covering_windows(out, pooled)
     return convert(out, x.dtype)
@@ -100,7 +98,7 @@ def _sum_over_covering_windows(x: Array, windows: PoolWindows) -> Array:
     """Returns, for each position of the input along one dimension, the sum of the values of all windows that cover the position."""
     if windows.kernel == windows.stride and windows.padding == 0:
         shape = (*x.shape[: windows.dim + 1], windows.kernel, *x.shape[windows.dim + 1 :])
-        repeated = lax.broadcast_in_dim(x, shape, [dim for dim in range(x.ndim + 1) if dim != windows.dim + 1])
+        repeated = broadcast_back(x, shape, (windows.dim + 1,))
         repeated = lax.reshape(repeated, (*x.shape[: windows.dim], windows.out * windows.kernel, *x.shape[windows.dim + 1 :]))
         uncovered = windows.size - windows.out * windows.kernel
         return pad(repeated, 0, {windows.dim: (0, uncovered)}) if uncovered else repeated
@@ -122,7 +120,7 @@ def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
     shape = (*x.shape[:-rank], *output_size)
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
-    out = convert(x, dtypes.accumulator(x.dtype))
+    out = to_accumulator(x)
     for dim, size in enumerate(output_size, x.ndim - rank):
         out = _adaptive_mean(out, dim, size)
     return convert(out, x.dtype)
@@ -149,7 +147,7 @@ def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
     """
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
-    out = convert(grad, dtypes.accumulator(grad.dtype))
+    out = to_accumulator(grad)
     for dim in range(x.ndim - _spatial_rank(ctx), x.ndim):
         out = Windows.adaptive(x.shape[dim], grad.shape[dim]).transposed().sum(out, dim)
     return convert(out, x.dtype)

@@ -11,11 +11,10 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert
+from ..promotion import convert, to_accumulator
 from ..registry import lowers
-from .moments import affine, along, dims_but_channels, inverse_std, moments_over
+from .moments import affine, dims_but_channels, inverse_std, moments_over
 
-Dims = Sequence[int]
 Gradients = tuple[Array | None, Array | None, Array | None]
 
 
@@ -24,7 +23,7 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
 
     Dtype:  the accumulator's dtype for all results.
     """
-    upcast = convert(x, dtypes.accumulator(x.dtype))
+    upcast = to_accumulator(x)
     mean, variance, centered = moments_over(upcast, dims_but_channels(x), ctx.sum)
     invstd = inverse_std(variance, eps)
     factor = invstd if weight is None else lax.mul(invstd, convert(weight, upcast.dtype))
@@ -40,7 +39,7 @@ def _normalize_by_running(
     if weight is not None:
         factor = lax.mul(factor, convert(weight, dtype))
     if ctx.eager.centers_first:
-        centered = lax.sub(convert(x, dtype), along(convert(running_mean, dtype), x.shape, (1,)))
+        centered = lax.sub(convert(x, dtype), lax.broadcast_in_dim(convert(running_mean, dtype), x.shape, (1,)))
         return affine(centered, factor, bias, (1,))
     # As in ATen, each channel has one factor and one shift: an element takes one multiplication and one addition.
     shift = lax.neg(lax.mul(convert(running_mean, dtype), factor))
@@ -227,7 +226,7 @@ def native_batch_norm_backward(
         assert running_mean is not None
         assert running_var is not None
         mean, invstd = convert(running_mean, dtype), inverse_std(convert(running_var, dtype), eps)
-    centered = lax.sub(convert(x, dtype), along(mean, x.shape, (1,)))
+    centered = lax.sub(convert(x, dtype), lax.broadcast_in_dim(mean, x.shape, (1,)))
     grad_bias = ctx.sum(upcast_grad, dims)
     grad_weight = lax.mul(ctx.sum(lax.mul(upcast_grad, centered), dims), invstd)
     grad_input = None
@@ -237,9 +236,9 @@ def native_batch_norm_backward(
             count = lax.full_like(invstd, math.prod(x.shape[dim] for dim in dims))
             # The components of grad that would change the mean and the variance do not reach the input.
             coefficient = lax.div(lax.mul(grad_weight, invstd), count)
-            upcast_grad = lax.sub(upcast_grad, along(lax.div(grad_bias, count), x.shape, (1,)))
-            upcast_grad = lax.sub(upcast_grad, lax.mul(centered, along(coefficient, x.shape, (1,))))
-        grad_input = convert(lax.mul(upcast_grad, along(factor, x.shape, (1,))), x.dtype)
+            upcast_grad = lax.sub(upcast_grad, lax.broadcast_in_dim(lax.div(grad_bias, count), x.shape, (1,)))
+            upcast_grad = lax.sub(upcast_grad, lax.mul(centered, lax.broadcast_in_dim(coefficient, x.shape, (1,))))
+        grad_input = convert(lax.mul(upcast_grad, lax.broadcast_in_dim(factor, x.shape, (1,))), x.dtype)
     parameter_dtype = x.dtype if weight is None else weight.dtype
     return (
         grad_input,

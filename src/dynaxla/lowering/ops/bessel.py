@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax import Array, lax
 
 from ...torch_ops import aten
-from ..promotion import Promotion, full_like, number
+from ..promotion import Promotion, full_like, number, plus, times
 from ..registry import lower_table
 
 Series = Sequence[float]
@@ -334,10 +333,6 @@ _AIRY_COSINE_DENOMINATOR = (
 )
 
 
-def _number(x: Array, value: float) -> Any:
-    return number(value, x.dtype)
-
-
 def polynomial(x: Array, coefficients: Series) -> Array:
     """Returns the value of a polynomial at x, by Horner's rule.
 
@@ -347,7 +342,7 @@ def polynomial(x: Array, coefficients: Series) -> Array:
     """
     total = full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
-        total = lax.add(lax.mul(total, x), _number(x, coefficient))
+        total = lax.add(lax.mul(total, x), number(coefficient, x.dtype))
     return total
 
 
@@ -361,20 +356,12 @@ def chebyshev_series(x: Array, coefficients: Series) -> Array:
     before, last, total = full_like(x, 0), full_like(x, 0), full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         before, last = last, total
-        total = lax.add(lax.sub(lax.mul(x, last), before), _number(x, coefficient))
-    return lax.mul(_number(x, 0.5), lax.sub(total, before))
+        total = lax.add(lax.sub(lax.mul(x, last), before), number(coefficient, x.dtype))
+    return lax.mul(number(0.5, x.dtype), lax.sub(total, before))
 
 
 def _rational(x: Array, numerator: Series, denominator: Series) -> Array:
     return lax.div(polynomial(x, numerator), polynomial(x, denominator))
-
-
-def _times(x: Array, factor: float) -> Array:
-    return lax.mul(x, _number(x, factor))
-
-
-def _plus(x: Array, term: float) -> Array:
-    return lax.add(x, _number(x, term))
 
 
 def _inverse(x: Array, factor: float = 1) -> Array:
@@ -391,7 +378,7 @@ def _asymptotic_terms(order: int, x: Array) -> tuple[Array, Array, Array, Array,
     The symbols are those of the comment on `_PP`.
     """
     square = lax.mul(_inverse(x, 5), _inverse(x, 5)) if order else _inverse(lax.mul(x, x), 25)
-    angle = _plus(x, -math.pi * (0.75 if order else 0.25))
+    angle = plus(x, -math.pi * (0.75 if order else 0.25))
     first = _rational(square, _PP[order], _PQ[order])
     second = lax.mul(_inverse(x, 5), _rational(square, _QP[order], _QQ[order]))
     return first, second, lax.cos(angle), lax.sin(angle), lax.div(full_like(x, math.sqrt(2 / math.pi)), lax.sqrt(x))
@@ -401,14 +388,14 @@ def bessel_j(order: int, x: Array) -> Array:
     """The Bessel function of the first kind of order 0 or 1."""
     magnitude = lax.abs(x)
     square = lax.mul(magnitude, magnitude)
-    small = lax.mul(_plus(square, -_J_SQUARED_ROOTS[order][0]), _plus(square, -_J_SQUARED_ROOTS[order][1]))
+    small = lax.mul(plus(square, -_J_SQUARED_ROOTS[order][0]), plus(square, -_J_SQUARED_ROOTS[order][1]))
     small = lax.mul(small, _rational(square, _J_NUMERATOR[order], _J_DENOMINATOR[order]))
     if order:
         small = lax.mul(small, magnitude)
     first, second, cosine, sine, amplitude = _asymptotic_terms(order, magnitude)
     large = lax.mul(lax.sub(lax.mul(first, cosine), lax.mul(second, sine)), amplitude)
-    out = lax.select(lax.le(magnitude, _number(x, 5)), small, large)
-    return lax.select(lax.lt(x, _number(x, 0)), lax.neg(out), out) if order else out
+    out = lax.select(lax.le(magnitude, number(5, x.dtype)), small, large)
+    return lax.select(lax.lt(x, number(0, x.dtype)), lax.neg(out), out) if order else out
 
 
 def bessel_y(order: int, x: Array) -> Array:
@@ -418,11 +405,11 @@ def bessel_y(order: int, x: Array) -> Array:
     logarithm = lax.mul(bessel_j(order, x), lax.log(x))
     if order:
         small, logarithm = lax.mul(x, small), lax.sub(logarithm, _inverse(x))
-    small = lax.add(small, _times(logarithm, 2 / math.pi))
+    small = lax.add(small, times(logarithm, 2 / math.pi))
     first, second, cosine, sine, amplitude = _asymptotic_terms(order, x)
     large = lax.mul(lax.add(lax.mul(first, sine), lax.mul(second, cosine)), amplitude)
-    out = lax.select(lax.le(x, _number(x, 5)), small, large)
-    return _value_where(lax.eq(x, _number(x, 0)), -math.inf, _value_where(lax.lt(x, _number(x, 0)), math.nan, out))
+    out = lax.select(lax.le(x, number(5, x.dtype)), small, large)
+    return _value_where(lax.eq(x, number(0, x.dtype)), -math.inf, _value_where(lax.lt(x, number(0, x.dtype)), math.nan, out))
 
 
 # The modified Bessel functions of the first kind, by order. They are nan at the infinities, as in ATen.
@@ -431,23 +418,23 @@ _MODIFIED_BESSEL_I = (jax.scipy.special.i0, jax.scipy.special.i1)
 
 def _modified_bessel_k(order: int, scaled: bool, x: Array) -> Array:
     """The modified Bessel function of the second kind of order 0 or 1, times exp(x) if `scaled`: inf at zero, nan below."""
-    series = chebyshev_series(_plus(lax.mul(x, x), -2), _K_SMALL[order])
-    logarithm = lax.mul(lax.log(_times(x, 0.5)), _MODIFIED_BESSEL_I[order](x))
+    series = chebyshev_series(plus(lax.mul(x, x), -2), _K_SMALL[order])
+    logarithm = lax.mul(lax.log(times(x, 0.5)), _MODIFIED_BESSEL_I[order](x))
     small = lax.add(logarithm, lax.div(series, x)) if order else lax.sub(series, logarithm)
-    large = lax.div(chebyshev_series(_plus(_inverse(x, 8), -2), _K_LARGE[order]), lax.sqrt(x))
+    large = lax.div(chebyshev_series(plus(_inverse(x, 8), -2), _K_LARGE[order]), lax.sqrt(x))
     if scaled:
         small = lax.mul(small, lax.exp(x))
     else:
         large = lax.mul(lax.exp(lax.neg(x)), large)
-    out = lax.select(lax.le(x, _number(x, 2)), small, large)
-    return _value_where(lax.eq(x, _number(x, 0)), math.inf, _value_where(lax.lt(x, _number(x, 0)), math.nan, out))
+    out = lax.select(lax.le(x, number(2, x.dtype)), small, large)
+    return _value_where(lax.eq(x, number(0, x.dtype)), math.inf, _value_where(lax.lt(x, number(0, x.dtype)), math.nan, out))
 
 
 def _spherical_bessel_j0(x: Array) -> Array:
     """sin(x) / x; by its Taylor series near 0, and 0 at the infinities."""
     series = polynomial(lax.mul(x, x), [(-1) ** k / math.factorial(2 * k + 1) for k in range(6, -1, -1)])
-    out = lax.select(lax.lt(lax.abs(x), _number(x, 0.5)), series, lax.div(lax.sin(x), x))
-    return _value_where(lax.eq(lax.abs(x), _number(x, math.inf)), 0, out)
+    out = lax.select(lax.lt(lax.abs(x), number(0.5, x.dtype)), series, lax.div(lax.sin(x), x))
+    return _value_where(lax.eq(lax.abs(x), number(math.inf, x.dtype)), 0, out)
 
 
 # Ai near 0 is Ai(0) f(x) + Ai'(0) x g(x). f and g are Maclaurin series in x**3, which are 1 at 0.
@@ -461,25 +448,25 @@ def _airy_ai(x: Array) -> Array:
     """Airy's function Ai; nan at the infinities, as in ATen."""
     root = lax.sqrt(lax.abs(x))
     # The order of these operations decides the rounding of zeta, and with it the angle far from zero.
-    zeta = lax.div(lax.mul(_times(lax.abs(x), 2), root), full_like(x, 3))
+    zeta = lax.div(lax.mul(times(lax.abs(x), 2), root), full_like(x, 3))
     inverse = _inverse(zeta)
     square = lax.mul(inverse, inverse)
     amplitude = _inverse(lax.sqrt(root), 1 / math.sqrt(math.pi))
 
     positive = lax.div(_rational(inverse, _AIRY_NUMERATOR, _AIRY_DENOMINATOR), lax.mul(full_like(x, 2), lax.exp(zeta)))
-    angle = _plus(zeta, math.pi / 4)
-    sine = _plus(lax.mul(square, _rational(square, _AIRY_SINE_NUMERATOR, _AIRY_SINE_DENOMINATOR)), 1)
+    angle = plus(zeta, math.pi / 4)
+    sine = plus(lax.mul(square, _rational(square, _AIRY_SINE_NUMERATOR, _AIRY_SINE_DENOMINATOR)), 1)
     cosine = lax.mul(inverse, _rational(square, _AIRY_COSINE_NUMERATOR, _AIRY_COSINE_DENOMINATOR))
     negative = lax.sub(lax.mul(lax.sin(angle), sine), lax.mul(lax.cos(angle), cosine))
     cube = lax.mul(lax.mul(x, x), x)
     near_zero = lax.sub(
-        _times(polynomial(cube, _AIRY_VALUE_SERIES), _AIRY_AT_ZERO),
-        _times(lax.mul(x, polynomial(cube, _AIRY_SLOPE_SERIES)), _AIRY_SLOPE_AT_ZERO),
+        times(polynomial(cube, _AIRY_VALUE_SERIES), _AIRY_AT_ZERO),
+        times(lax.mul(x, polynomial(cube, _AIRY_SLOPE_SERIES)), _AIRY_SLOPE_AT_ZERO),
     )
-    out = lax.select(lax.ge(x, _number(x, 2.09)), lax.mul(amplitude, positive), near_zero)
-    out = lax.select(lax.lt(x, _number(x, -2.09)), lax.mul(amplitude, negative), out)
-    out = _value_where(lax.gt(x, _number(x, 103.892)), 0, out)
-    return _value_where(lax.eq(lax.abs(x), _number(x, math.inf)), math.nan, out)
+    out = lax.select(lax.ge(x, number(2.09, x.dtype)), lax.mul(amplitude, positive), near_zero)
+    out = lax.select(lax.lt(x, number(-2.09, x.dtype)), lax.mul(amplitude, negative), out)
+    out = _value_where(lax.gt(x, number(103.892, x.dtype)), 0, out)
+    return _value_where(lax.eq(lax.abs(x), number(math.inf, x.dtype)), math.nan, out)
 
 
 lower_table(

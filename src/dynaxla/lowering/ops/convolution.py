@@ -17,14 +17,13 @@ from ..context import Context
 from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_first, channels_last, order_between_convolutions
 from ..cpu.materialize import in_memory
+from ..dimensions import Sizes
 from ..dtypes import DType
 from ..implementations import Implementations, Operand
-from ..promotion import convert, number
+from ..promotion import convert, number, to_accumulator
 from ..registry import lowers
 from ..settings import precision_for
 from .weight_gradients import weight_gradient
-
-Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -346,7 +345,7 @@ def convolution_backward(
         plain_input, plain_grad = (grad, x) if transposed else (x, grad)
         grad_weight = convert(weight_gradient(plain_input, plain_grad, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
     if output_mask[2]:
-        total = lax.reduce_sum(convert(grad, dtypes.accumulator(grad.dtype)), [0, *range(2, grad.ndim)])
+        total = lax.reduce_sum(to_accumulator(grad), [0, *range(2, grad.ndim)])
         grad_bias = convert(total, grad.dtype)
     return grad_input, grad_weight, grad_bias
 

@@ -10,11 +10,10 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
+from ..dimensions import Sizes
 from ..promotion import convert
 from ..registry import lowers
 from .convolution import convolution, convolution_backward, convolve
-
-Sizes = Sequence[int]
 
 
 @lowers(aten._convolution.default)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
+from jax import numpy as jnp
 
 from ...torch_ops import aten
 from .. import dtypes
@@ -184,7 +185,11 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
     Dtype:  `dtype` if given, else the default float, or complex for complex ends.
     Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
     """
-    dtype = ctx.output.jax_dtype
+    return evenly_spaced(start, end, steps, ctx.output.jax_dtype)
+
+
+def evenly_spaced(start: Any, end: Any, steps: int, dtype: DType) -> Array:
+    """Same as `linspace`. The ends are numbers or arrays of rank 0."""
     start, end = (convert(value, dtype) if isinstance(value, Array) else number(value, dtype) for value in (start, end))
     if steps < 2:
         return lax.broadcast(start, (steps,))
@@ -255,8 +260,8 @@ lower_table(
     {
         aten.clone.default: lambda x: x,
         aten.zero.default: lambda x: full_like(x, 0),
-        aten._conj_physical.default: lambda x: conjugate(x),
-        aten.conj_physical.default: lambda x: conjugate(x),
+        aten._conj_physical.default: jnp.conj,
+        aten.conj_physical.default: jnp.conj,
         aten._neg_view.default: lax.neg,
         aten.resolve_conj.default: lambda x: x,
         aten.resolve_neg.default: lambda x: x,
@@ -266,15 +271,10 @@ lower_table(
 )
 
 
-def conjugate(x: Array) -> Array:
-    """The conjugate of a complex x; any other x itself."""
-    return lax.conj(x) if dtypes.is_complex(x.dtype) else x
-
-
 @lowers(aten._conj.default)
 def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
     """The conjugate. In the gradient of a tensor times a Python number, x is the number, and the result a tensor of shape []."""
-    return conjugate(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
+    return jnp.conj(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 
 # Conversion between complex numbers and pairs of real numbers

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 
 from ...torch_ops import aten
 from ..context import Context
-from ..promotion import broadcast_shapes
+from ..promotion import broadcast_shapes, expand, expand_leading
 from ..registry import lowers
 from .indexing import take_along
 from .reductions import linalg_vector_norm
@@ -30,13 +30,7 @@ def _pairwise_differences(x1: Array, x2: Array) -> Array:
     x1_batch_rank, x2_batch_rank = x1.ndim - 2, x2.ndim - 2
     x1 = lax.reshape(x1, (*(1,) * (len(batch) - x1_batch_rank), *x1.shape[:-1], 1, x1.shape[-1]))
     x2 = lax.reshape(x2, (*(1,) * (len(batch) - x2_batch_rank), *x2.shape[:-2], 1, *x2.shape[-2:]))
-    return lax.sub(_broadcast(x1, shape), _broadcast(x2, shape))
-
-
-def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
-    """Returns x broadcast to a shape of the same rank."""
-    kept_dims = [dim for dim in range(x.ndim) if x.shape[dim] == shape[dim]]
-    return lax.broadcast_in_dim(lax.reshape(x, [x.shape[dim] for dim in kept_dims]), shape, kept_dims)
+    return lax.sub(expand(x1, shape), expand(x2, shape))
 
 
 def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
@@ -45,7 +39,7 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
     The derivative is zero where it is not defined, as in ATen's kernels.
     """
     zero = lax.full_like(difference, 0)
-    distance = lax.broadcast_in_dim(distance, difference.shape, range(difference.ndim - 1))
+    distance = expand_leading(distance, difference.shape)
     if p == 0:
         return zero
     if p == 1:
@@ -88,9 +82,7 @@ def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, distance: Array)
     if difference.size == 0:
         return lax.full_like(x1, 0)
     derivative = _norm_derivative(difference, distance, p)
-    return lax.reduce_sum(
-        lax.mul(derivative, lax.broadcast_in_dim(grad, derivative.shape, range(derivative.ndim - 1))), (derivative.ndim - 2,)
-    )
+    return lax.reduce_sum(lax.mul(derivative, expand_leading(grad, derivative.shape)), (derivative.ndim - 2,))
 
 
 @lowers(aten._pdist_forward.default)

@@ -20,13 +20,13 @@ from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp
 from ..dynamic_scalars import is_dynamic
-from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
+from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type, to_accumulator
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
 from .division import exact_division
 from .gradients_of_slices import ZEROS, sum_of_slices
-from .rounding import truncate
+from .rounding import round_half_to_even, truncate
 
 Function = Callable[..., Array]
 
@@ -220,8 +220,7 @@ def _integer_power(base: Array, exponent: Array) -> Array:
     if magnitude is exponent:
         return power
     # 1 and -1 are their own inverses: (-1) ** -3 equals (-1) ** 3.
-    is_unit = lax.eq(lax.mul(base, base), one)
-    is_unit = lax.bitwise_and(is_unit, lax.le(lax.abs(base), one))
+    is_unit = lax.eq(lax.abs(base), one)
     return lax.select(lax.bitwise_and(lax.lt(exponent, zero), lax.bitwise_not(is_unit)), full_like(base, 0), power)
 
 
@@ -299,7 +298,7 @@ def ldexp(x: Array, exponent: Array) -> Array:
     Dtype:  that of a float x with integer exponents; else promoted with the default float.
     """
     if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
-        return convert(_move_exponent(*broadcast([convert(x, dtypes.accumulator(x.dtype)), exponent])), x.dtype)
+        return convert(_move_exponent(*broadcast([to_accumulator(x), exponent])), x.dtype)
     return mul(x, pow_tensor(2.0, exponent))
 
 
@@ -340,10 +339,6 @@ def sign(x: Array) -> Array:
     return lax.sign(x)
 
 
-def _round_half_to_even(x: Array) -> Array:
-    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
 def _floats_only(function: Function) -> Function:
     """Returns `function` for floats; integers are returned unchanged."""
     return lambda x: function(x) if dtypes.is_float(x.dtype) else x
@@ -358,13 +353,13 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel
     """
     if decimals == 0 or not dtypes.is_float(x.dtype):
-        return _floats_only(_round_half_to_even)(x)
+        return _floats_only(round_half_to_even)(x)
 
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
         if decimals < 0:
-            return lax.mul(_round_half_to_even(exact_division(ctx)(x, ten)), ten)
-        return exact_division(ctx)(_round_half_to_even(lax.mul(x, ten)), ten)
+            return lax.mul(round_half_to_even(exact_division(ctx)(x, ten)), ten)
+        return exact_division(ctx)(round_half_to_even(lax.mul(x, ten)), ten)
 
     return elementwise(function, (x,), Promotion.DEFAULT)
 
@@ -448,7 +443,7 @@ lower_table(
         aten.floor.default: _floats_only(lax.floor),
         aten.ceil.default: _floats_only(lax.ceil),
         aten.trunc.default: _floats_only(truncate),
-        aten.round.default: _floats_only(_round_half_to_even),
+        aten.round.default: _floats_only(round_half_to_even),
         aten.frac.default: lambda x: lax.sub(x, truncate(x)),
         aten.bitwise_and.Tensor: lax.bitwise_and,
         aten.bitwise_and.Scalar: lax.bitwise_and,

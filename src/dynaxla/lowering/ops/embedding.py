@@ -13,7 +13,7 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert
+from ..promotion import convert, expand_leading, to_accumulator
 from ..registry import lowers
 from .bounds import argument, require_index
 from .indexing import take_along
@@ -72,11 +72,6 @@ def _torch_jvp(count: int, padding_idx: int, scale_grad_by_freq: bool, primals: 
     return rows, tangent
 
 
-def _broadcast_columns(values: Array, table: Array) -> Array:
-    """Returns `values`, one per row, broadcast along the columns of `table`."""
-    return lax.broadcast_in_dim(values, table.shape, [0])
-
-
 def _use_counts(indices: Array, count: int, dtype: dtypes.DType) -> Array:
     """Returns the number of uses of each row of a table with `count` rows."""
     return write_slices(lax.full((count,), 0, dtype), 0, indices, lax.full(indices.shape, 1, dtype), "sum")
@@ -94,7 +89,7 @@ def _table_gradient(rows: Array, indices: Array, count: int, padding_idx: int, s
         out_dtype: dtype of the result.
     """
     if scale_grad_by_freq:
-        rows = lax.div(rows, _broadcast_columns(take_along(_use_counts(indices, count, rows.dtype), 0, indices), rows))
+        rows = lax.div(rows, expand_leading(take_along(_use_counts(indices, count, rows.dtype), 0, indices), rows.shape))
     if padding_idx >= 0:
         # write_slices drops indices past the end.
         indices = lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(indices, count), indices)
@@ -125,11 +120,11 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     flat = lax.reshape(indices, (indices.size,))
     is_used = write_slices(lax.full(weight.shape[:1], False), 0, flat, lax.full(flat.shape, True), "set")
-    norm = linalg_vector_norm(convert(weight, dtypes.accumulator(weight.dtype)), norm_type, [1], ctx=ctx)
+    norm = linalg_vector_norm(to_accumulator(weight), norm_type, [1], ctx=ctx)
     scale = lax.div(lax.full_like(norm, max_norm), lax.add(norm, lax.full_like(norm, 1e-7)))
     is_too_long = lax.bitwise_and(is_used, lax.gt(norm, lax.full_like(norm, max_norm)))
-    scaled = lax.mul(convert(weight, norm.dtype), _broadcast_columns(scale, weight))
-    return lax.select(_broadcast_columns(is_too_long, weight), convert(scaled, weight.dtype), weight)
+    scaled = lax.mul(convert(weight, norm.dtype), expand_leading(scale, weight.shape))
+    return lax.select(expand_leading(is_too_long, weight.shape), convert(scaled, weight.dtype), weight)
 
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
@@ -164,9 +159,9 @@ def embedding_bag(
     target = bag if padding_idx < 0 else lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(bag, bags), bag)
     rows = convert(take_along(weight, 0, indices), accumulator)
     if per_sample_weights is not None:
-        rows = lax.mul(rows, _broadcast_columns(convert(per_sample_weights, accumulator), rows))
+        rows = lax.mul(rows, expand_leading(convert(per_sample_weights, accumulator), rows.shape))
     sizes = _use_counts(target, bags, np.dtype(np.int64))
-    is_nonempty = _broadcast_columns(lax.gt(sizes, lax.full_like(sizes, 0)), lax.full((bags, width), 0, accumulator))
+    is_nonempty = expand_leading(lax.gt(sizes, lax.full_like(sizes, 0)), (bags, width))
     max_indices = lax.full((bags, width), 0, indices.dtype)
     if mode == MAX:
         result = write_slices(lax.full((bags, width), -np.inf, accumulator), 0, target, rows, "amax")
@@ -181,7 +176,7 @@ def embedding_bag(
     else:
         result = write_slices(lax.full((bags, width), 0, accumulator), 0, target, rows, "sum")
         if mode == MEAN:
-            result = lax.div(result, _broadcast_columns(convert(lax.max(sizes, lax.full_like(sizes, 1)), accumulator), result))
+            result = lax.div(result, expand_leading(convert(lax.max(sizes, lax.full_like(sizes, 1)), accumulator), result.shape))
     other_results = [
         _crop_or_pad(value, spec.shape, spec.jax_dtype) for value, spec in zip((bag, sizes, max_indices), ctx.output[1:], strict=True)
     ]
@@ -237,15 +232,15 @@ def embedding_bag_dense_backward(
     grads = convert(grad, accumulator)
     if mode == MAX:
         is_nonempty = lax.gt(bag_size, lax.full_like(bag_size, 0))
-        grads = lax.select(_broadcast_columns(lax.slice(is_nonempty, [0], grads.shape[:1]), grads), grads, lax.full_like(grads, 0))
+        grads = lax.select(expand_leading(lax.slice(is_nonempty, [0], grads.shape[:1]), grads.shape), grads, lax.full_like(grads, 0))
         total = lax.full((num_weights, grads.shape[1]), 0, accumulator)
         return convert(write_elements(total, 0, maximum_indices, grads, "sum"), grad.dtype)
     if mode == MEAN:
         sizes = convert(lax.max(bag_size, lax.full_like(bag_size, 1)), accumulator)
-        grads = lax.div(grads, _broadcast_columns(lax.slice(sizes, [0], grads.shape[:1]), grads))
+        grads = lax.div(grads, expand_leading(lax.slice(sizes, [0], grads.shape[:1]), grads.shape))
     rows = take_along(grads, 0, offset2bag)
     if per_sample_weights is not None:
-        rows = lax.mul(rows, _broadcast_columns(convert(per_sample_weights, accumulator), rows))
+        rows = lax.mul(rows, expand_leading(convert(per_sample_weights, accumulator), rows.shape))
     return _table_gradient(rows, indices, num_weights, padding_idx, scale_grad_by_freq, grad.dtype)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from jax import Array, lax
@@ -11,13 +10,13 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
+from ..dimensions import Sizes
 from ..dtypes import DType
 from ..promotion import convert, full_like
 from ..registry import lowers
 from .max_pooling import maxima, scatter_maxima
 from .rounding import rounded
 
-Sizes = Sequence[int]
 _INT64 = np.dtype(np.int64)
 
 

@@ -12,7 +12,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.vectorized_reductions import reduce_max, reduce_sum
-from ..promotion import convert, full_like, number
+from ..promotion import broadcast_back, convert, full_like, number, to_accumulator
 from ..registry import lowers
 from .activations import gelu
 from .elementwise import add
@@ -51,7 +51,7 @@ def masked_scale(x: Array, mask: Array, scale: float) -> Array:
     Shape:  that of x.
     Dtype:  that of x.
     """
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     return convert(lax.mul(lax.mul(wide, convert(mask, wide.dtype)), number(scale, wide.dtype)), x.dtype)
 
 
@@ -64,7 +64,7 @@ def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> t
     """
     batch, rows, width = qkv.shape
     size = width // (3 * num_heads)
-    wide = convert(qkv, dtypes.accumulator(qkv.dtype))
+    wide = to_accumulator(qkv)
     wide = lax.add(wide, lax.broadcast_in_dim(convert(qkv_bias, wide.dtype), wide.shape, (2,)))
     stacked = lax.transpose(lax.reshape(wide, (batch, rows, 3, num_heads, size)), (2, 0, 3, 1, 4))
     query, key, value = (lax.index_in_dim(stacked, index, keepdims=False) for index in range(3))
@@ -94,12 +94,11 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     Dtype:  that of x.
     """
     dim = x.ndim - 1 if dim is None else dim % x.ndim
-    kept_dims = [d for d in range(x.ndim) if d != dim]
     expanded_mask = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     wide = lax.select(expanded_mask, full_like(wide, -math.inf), wide)
-    weights = lax.exp(minus_largest(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept_dims)))
-    return convert(lax.div(weights, lax.broadcast_in_dim(reduce_sum(weights, (dim,)), x.shape, kept_dims)), x.dtype)
+    weights = lax.exp(minus_largest(wide, broadcast_back(reduce_max(wide, (dim,)), x.shape, (dim,))))
+    return convert(lax.div(weights, broadcast_back(reduce_sum(weights, (dim,)), x.shape, (dim,))), x.dtype)
 
 
 @lowers(aten._masked_softmax_backward.default)
@@ -113,7 +112,7 @@ def masked_softmax_backward(grad: Array, output: Array, mask: Array, dim: int | 
     wide, out = (convert(x, dtypes.accumulator(grad.dtype)) for x in (grad, output))
     zero = full_like(wide, 0)
     product = lax.select(mask, zero, lax.mul(wide, out))
-    total = lax.broadcast_in_dim(lax.reduce_sum(product, (dim,)), grad.shape, [d for d in range(grad.ndim) if d != dim])
+    total = broadcast_back(lax.reduce_sum(product, (dim,)), grad.shape, (dim,))
     return convert(lax.select(mask, zero, lax.mul(out, lax.sub(wide, total))), grad.dtype)
 
 

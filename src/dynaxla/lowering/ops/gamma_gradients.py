@@ -17,6 +17,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from ..promotion import convert, expand, full_like
 from ..registry import lowers
+from .bessel import polynomial
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -28,14 +29,6 @@ def _where(condition: Array, x: Array, y: Array) -> Array:
 
 def _zero_if_nan(x: Array) -> Array:
     return _where(lax.ne(x, x), full_like(x, 0), x)
-
-
-def _polynomial(coefficients: list[float] | np.ndarray, x: Array) -> Array:
-    """Returns the value of a polynomial at x. The coefficients begin with that of the lowest power."""
-    total = full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total * x + coefficient
-    return total
 
 
 def _gamma_small(alpha: Array, x: Array) -> Array:
@@ -81,7 +74,7 @@ _GAMMA_RATIONAL = np.array(
 def _gamma_middle(alpha: Array, x: Array) -> Array:
     """The gamma gradient for other x and alpha: exp of a rational function of log(x / alpha) and log(alpha)."""
     u, v = lax.log(x / alpha), lax.log(alpha)
-    columns = [_polynomial(column, u) for column in _GAMMA_RATIONAL.T]
+    columns = [polynomial(u, column[::-1]) for column in _GAMMA_RATIONAL.T]
 
     def polynomial_in_v(coefficients: list[Array]) -> Array:
         return coefficients[0] + v * (coefficients[1] + v * (coefficients[2] + v * coefficients[3]))
@@ -209,7 +202,7 @@ def _beta_alpha_rational(x: Array, alpha: Array, total: Array) -> Array:
     b = lax.log(total) - a
     parts = []
     for table in _BETA_RATIONAL:
-        rows = [[_polynomial(cell, b) for cell in row] for row in table]
+        rows = [[polynomial(b, cell[::-1]) for cell in row] for row in table]
         in_a = [row[0] + a * (row[1] + a * row[2]) for row in rows]
         parts.append(in_a[0] + u * (in_a[1] + u * in_a[2]))
     return parts[0] / parts[1] * (x * (lax.digamma(total) - lax.digamma(alpha)) / (total - alpha))

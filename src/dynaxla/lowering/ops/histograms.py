@@ -13,6 +13,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
 from ..registry import lowers
+from .creation import evenly_spaced
 from .division import exact_division
 from .rounding import rounded
 from .scattering import write_slices
@@ -52,20 +53,6 @@ def _extended(low: Array, high: Array, margin: float) -> tuple[Array, Array]:
     """Returns the range from low to high; a range with low equal to high is extended by `margin` on both sides."""
     extra = lax.select(lax.eq(low, high), full_like(low, margin), full_like(low, 0))
     return lax.sub(low, extra), lax.add(high, extra)
-
-
-def _evenly_spaced_edges(low: Array, high: Array, bins: int, dtype: dtypes.DType) -> Array:
-    """Returns bins + 1 evenly spaced numbers from low to high, each computed from the nearer end.
-
-    Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
-    """
-    wide_dtype = dtypes.accumulator(dtype)
-    low, high = (lax.broadcast(convert(convert(end, dtype), wide_dtype), (bins + 1,)) for end in (low, high))
-    step = lax.div(lax.sub(high, low), full_like(low, bins))
-    index = lax.iota(wide_dtype, bins + 1)
-    forward = lax.add(low, lax.mul(index, step))
-    backward = lax.sub(high, lax.mul(lax.sub(full_like(index, bins), index), step))
-    return convert(lax.select(lax.lt(index, full_like(index, (bins + 1) // 2)), forward, backward), dtype)
 
 
 def _is_inside(x: Array, low: Array, high: Array) -> Array:
@@ -129,7 +116,7 @@ def histogramdd_bin_edges(
     Dtype:  that of x.
     """
     ends = _outer_edges(_points(x), range, ctx)
-    return [_evenly_spaced_edges(low, high, count, x.dtype) for (low, high), count in zip(ends, bins, strict=True)]
+    return [evenly_spaced(low, high, count + 1, x.dtype) for (low, high), count in zip(ends, bins, strict=True)]
 
 
 @lowers(aten._histogramdd_from_bin_cts.default)

@@ -21,7 +21,7 @@ from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
 from ..graphs import is_view
-from ..promotion import broadcast, broadcast_shapes, convert, expand
+from ..promotion import broadcast, broadcast_shapes, convert, expand, expand_leading
 from ..registry import lowers
 from .bounds import argument, refuse_unless, require_index
 from .scans import running_sum
@@ -383,4 +383,4 @@ def one_hot(x: Array, num_classes: int = -1, *, ctx: Context) -> Array:
     require_index(ctx, x, num_classes, RuntimeError, "Class values must be non-negative and smaller than num_classes.", argument(ctx, 0))
     shape = (*x.shape, num_classes)
     classes = lax.broadcasted_iota(x.dtype, shape, x.ndim)
-    return convert(lax.eq(classes, lax.broadcast_in_dim(x, shape, range(x.ndim))), np.dtype(np.int64))
+    return convert(lax.eq(classes, expand_leading(x, shape)), np.dtype(np.int64))

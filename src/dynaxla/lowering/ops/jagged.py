@@ -9,7 +9,7 @@ from jax import Array, lax
 from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from ..context import Context
-from ..promotion import number
+from ..promotion import full_like, number
 from ..registry import lowers
 from .indexing import take_along
 from .sorting import searchsorted
@@ -42,7 +42,7 @@ def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths:
     if values.shape[0] == 0 or 0 in shape:
         return lax.full((*shape, *values.shape[1:]), number(padding_value, values.dtype))
     rows = take_along(values, 0, lax.add(lax.broadcast_in_dim(starts, shape, (0,)), position))
-    padding = lax.full(rows.shape, number(padding_value, rows.dtype))
+    padding = full_like(rows, padding_value)
     return lax.select(lax.broadcast_in_dim(is_valid, rows.shape, (0, 1)), rows, padding)
 
 

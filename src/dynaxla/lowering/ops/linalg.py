@@ -18,10 +18,9 @@ from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import wrap
 from ..dtypes import DType
-from ..promotion import broadcast_shapes, convert, expand, full_like
+from ..promotion import broadcast_shapes, convert, expand, expand_leading, full_like
 from ..registry import lowers
 from .comparison import is_finite, is_nan
-from .creation import conjugate
 from .indexing import gather
 
 LinAlgError = torch.linalg.LinAlgError
@@ -32,7 +31,7 @@ def transpose(x: Array) -> Array:
 
 
 def adjoint(x: Array) -> Array:
-    return conjugate(transpose(x))
+    return jnp.conj(transpose(x))
 
 
 def matmul(x: Array, y: Array) -> Array:
@@ -88,17 +87,12 @@ def zero_nonfinite(x: Array) -> tuple[Array, Array]:
     Dtype:  that of x; bool.
     """
     finite = lax.reduce_and(is_finite(x), (x.ndim - 2, x.ndim - 1))
-    return lax.select(_expand_batch(finite, x.shape), x, full_like(x, 0)), finite
+    return lax.select(expand_leading(finite, x.shape), x, full_like(x, 0)), finite
 
 
 def nan_unless(valid: Array, results: Array) -> Array:
     """Returns the results, with NaN for the batch elements where `valid` is False."""
-    return lax.select(_expand_batch(valid, results.shape), results, full_like(results, math.nan))
-
-
-def _expand_batch(values: Array, shape: Sequence[int]) -> Array:
-    """Broadcasts one value per batch element to `shape`, whose leading dimensions are the batch."""
-    return lax.broadcast_in_dim(values, tuple(shape), range(values.ndim))
+    return lax.select(expand_leading(valid, results.shape), results, full_like(results, math.nan))
 
 
 def require_convergence(values: Array, ctx: Context, name: str) -> None:
@@ -158,10 +152,10 @@ def linalg_matrix_exp(x: Array) -> Array:
     # x is scaled in two steps, as 2**s may overflow.
     first_halvings = halvings // 2
     for shift in (first_halvings, halvings - first_halvings):
-        wide = wide * _expand_batch(jnp.ldexp(jnp.ones_like(norm), -shift), x.shape)
+        wide = wide * expand_leading(jnp.ldexp(jnp.ones_like(norm), -shift), x.shape)
 
     def square(step: Array, result: Array) -> Array:
-        return lax.select(_expand_batch(step < halvings, x.shape), matmul(result, result), result)
+        return lax.select(expand_leading(step < halvings, x.shape), matmul(result, result), result)
 
     result = lax.fori_loop(np.int32(0), jnp.max(halvings), square, _taylor(wide))
     return nan_unless(finite, convert(result, x.dtype))

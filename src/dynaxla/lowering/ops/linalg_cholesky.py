@@ -8,7 +8,7 @@ from jax import numpy as jnp
 
 from ...torch_ops import aten
 from ..context import Context
-from ..promotion import full_like
+from ..promotion import expand_leading, full_like
 from ..registry import lowers
 from .comparison import is_nan
 from .indexing import tril
@@ -30,7 +30,7 @@ def _factor(x: Array) -> tuple[Array, Array]:
 
     def with_partial_factors() -> tuple[Array, Array]:
         columns, info = _factor_by_columns(x)
-        expanded_failed = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
+        expanded_failed = expand_leading(failed, x.shape)
         return lax.select(expanded_failed, columns, factor), lax.select(failed, info, zero_info)
 
     return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), with_partial_factors, lambda: (factor, zero_info))

@@ -11,7 +11,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert, expand
+from ..promotion import convert, expand, to_accumulator
 from ..registry import lowers
 from .reductions import mean_all, sum_all
 
@@ -82,7 +82,7 @@ def nll_loss_forward(
     _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
         target = lax.reshape(target, ())
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     is_counted, weights = _mask_and_weights(target, weight, ignore_index, wide)
     losses = lax.neg(lax.mul(_gather_classes(wide, target), weights))
     losses = lax.select(is_counted, losses, lax.full_like(losses, 0))

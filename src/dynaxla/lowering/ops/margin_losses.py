@@ -8,9 +8,8 @@ from typing import Any
 from jax import Array, lax
 
 from ...torch_ops import aten
-from .. import dtypes
 from ..context import Context
-from ..promotion import convert, full_like, number
+from ..promotion import convert, expand_leading, full_like, number, to_accumulator
 from ..registry import lowers
 from .indexing import take_along
 from .scans import running_sum
@@ -29,13 +28,9 @@ def _grad_per_term(grad: Array, batch: int, classes: int, reduction: int) -> Arr
 
     Shape:  (batch, 1).
     """
-    wide = convert(grad, dtypes.accumulator(grad.dtype))
+    wide = to_accumulator(grad)
     count = classes * batch if reduction == _MEAN else classes
     return lax.broadcast_in_dim(lax.div(wide, full_like(wide, count)), (batch, 1), (0,) if wide.ndim else ())
-
-
-def _expand_leading(x: Array, shape: tuple[int, ...]) -> Array:
-    return lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
 @lowers(aten.multi_margin_loss_backward.default)
@@ -47,21 +42,21 @@ def multi_margin_loss_backward(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    rows, targets = _with_rank(convert(x, dtypes.accumulator(x.dtype)), 2), lax.reshape(target, (target.size,))
+    rows, targets = _with_rank(to_accumulator(x), 2), lax.reshape(target, (target.size,))
     shape = batch, classes = rows.shape
     if x.size == 0:
         return x
-    is_target = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 1), _expand_leading(targets, shape))
+    is_target = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 1), expand_leading(targets, shape))
     zero = full_like(rows, 0)
     target_values = lax.reduce_sum(lax.select(is_target, rows, zero), (1,))
-    margins = lax.add(lax.sub(number(margin, rows.dtype), _expand_leading(target_values, shape)), rows)
-    term_grads = _expand_leading(_grad_per_term(grad, batch, classes, reduction), shape)
+    margins = lax.add(lax.sub(number(margin, rows.dtype), expand_leading(target_values, shape)), rows)
+    term_grads = expand_leading(_grad_per_term(grad, batch, classes, reduction), shape)
     if p == 2:
         term_grads = lax.mul(term_grads, lax.add(margins, margins))
     if weight is not None:
-        term_grads = lax.mul(term_grads, _expand_leading(convert(take_along(weight, 0, targets), rows.dtype), shape))
+        term_grads = lax.mul(term_grads, expand_leading(convert(take_along(weight, 0, targets), rows.dtype), shape))
     other_grads = lax.select(lax.bitwise_or(is_target, lax.le(margins, zero)), zero, term_grads)
-    target_grads = lax.neg(_expand_leading(lax.reduce_sum(other_grads, (1,)), shape))
+    target_grads = lax.neg(expand_leading(lax.reduce_sum(other_grads, (1,)), shape))
     return convert(lax.reshape(lax.select(is_target, target_grads, other_grads), x.shape), x.dtype)
 
 
@@ -72,15 +67,15 @@ def _margin_terms(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
     (batch, classes, classes). The first mask is True for positions before the end of the list, which is the first negative target. The
     second mask is True where the class is the target itself. x has shape (batch, classes).
     """
-    rows = _with_rank(convert(x, dtypes.accumulator(x.dtype)), 2)
+    rows = _with_rank(to_accumulator(x), 2)
     targets = _with_rank(target, 2)
     shape = (*rows.shape, rows.shape[1])
     end_counts = running_sum(convert(lax.lt(targets, full_like(targets, 0)), targets.dtype), 1)
-    is_listed = _expand_leading(lax.eq(end_counts, full_like(end_counts, 0)), shape)
-    is_own_class = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 2), _expand_leading(targets, shape))
+    is_listed = expand_leading(lax.eq(end_counts, full_like(end_counts, 0)), shape)
+    is_own_class = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 2), expand_leading(targets, shape))
     values = lax.broadcast_in_dim(rows, shape, (0, 2))
     target_values = lax.reduce_sum(lax.select(is_own_class, values, full_like(values, 0)), (2,))
-    return lax.add(lax.sub(number(1, rows.dtype), _expand_leading(target_values, shape)), values), is_listed, is_own_class, rows
+    return lax.add(lax.sub(number(1, rows.dtype), expand_leading(target_values, shape)), values), is_listed, is_own_class, rows
 
 
 @lowers(aten.multilabel_margin_loss_forward.default)
@@ -124,9 +119,9 @@ def multilabel_margin_loss_backward(grad: Array, x: Array, target: Array, reduct
     is_other = lax.broadcast_in_dim(lax.eq(target_mask, full_like(target_mask, 0)), margins.shape, (0, 2))
     zero = full_like(margins, 0)
     active = convert(lax.bitwise_and(lax.bitwise_and(is_listed, is_other), lax.gt(margins, zero)), rows.dtype)
-    active_per_target = _expand_leading(lax.reduce_sum(active, (2,)), margins.shape)
+    active_per_target = expand_leading(lax.reduce_sum(active, (2,)), margins.shape)
     target_counts = lax.reduce_sum(lax.select(is_own_class, active_per_target, zero), (1,))
     batch, classes = rows.shape
-    term_grads = _expand_leading(_grad_per_term(grad, batch, classes, reduction), rows.shape)
+    term_grads = expand_leading(_grad_per_term(grad, batch, classes, reduction), rows.shape)
     out = lax.mul(lax.sub(lax.reduce_sum(active, (1,)), target_counts), term_grads)
     return convert(lax.reshape(out, x.shape), x.dtype)

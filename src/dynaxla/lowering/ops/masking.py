@@ -15,10 +15,9 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from .. import dtypes
 from ..context import Context
 from ..metadata import TensorSpec
-from ..promotion import convert, number
+from ..promotion import convert, full_like, number, to_accumulator
 from ..registry import lowers
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
@@ -80,7 +79,7 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_ind
             coordinates = lax.rem(lax.div(positions, np.int64(step)), np.int64(size)) if len(sizes) > 1 else positions
             is_valid = lax.bitwise_and(is_valid, lax.lt(coordinates, lax.broadcast(lengths[length_index], is_valid.shape)))
         step *= size
-    return lax.select(lax.broadcast_in_dim(is_valid, x.shape, (dim,)), x, lax.full(x.shape, number(fill, x.dtype)))
+    return lax.select(lax.broadcast_in_dim(is_valid, x.shape, (dim,)), x, full_like(x, fill))
 
 
 @lowers(slice_at)
@@ -221,7 +220,7 @@ def _reflect_or_replicate_backward(
     Dtype:  that of grad; half types are added in float32.
     """
     sources = _source_indices(grad.shape[dim], lengths[length_index], before, is_reflection)
-    wide = jnp.moveaxis(convert(grad, dtypes.accumulator(grad.dtype)), dim, 0)
+    wide = jnp.moveaxis(to_accumulator(grad), dim, 0)
     zeros = lax.full((cast(TensorSpec, ctx.output).shape[dim], *wide.shape[1:]), number(0, wide.dtype))
     return convert(jnp.moveaxis(zeros.at[sources].add(wide), 0, dim), grad.dtype)
 

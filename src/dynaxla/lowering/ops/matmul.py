@@ -21,9 +21,8 @@ from ..context import Context
 from ..cpu import gemv, onednn, onednn_support, torch_kernels
 from ..cpu.materialize import in_memory
 from ..cpu.widening import widened
-from ..dimensions import definitely, is_static
+from ..dimensions import Dims, definitely, is_static
 from ..dtypes import DType
-from ..eager import eager_behavior_on
 from ..epilogue import with_activation
 from ..implementations import Implementations, Operand
 from ..memory_order import eager_order, untransposed, untransposed_node
@@ -33,7 +32,6 @@ from ..settings import precision_for
 from .products_of_updates import product_of_update
 from .quantized_weights import product_of_quantized
 
-Dims = Sequence[int]
 Order = tuple[int, ...] | None
 
 
@@ -336,11 +334,7 @@ _EAGER_LOOP_PRODUCTS = 400
 
 
 def _is_eager_loop(y: Array, z: Array, ctx: Context) -> bool:
-    return (
-        eager_behavior_on(ctx.platform).loops_over_few_terms
-        and y.ndim == 3
-        and definitely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _EAGER_LOOP_PRODUCTS)
-    )
+    return ctx.eager.loops_over_few_terms and y.ndim == 3 and definitely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _EAGER_LOOP_PRODUCTS)
 
 
 def _matmul(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
@@ -507,7 +501,7 @@ def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
     Shape:  y (n, m) gives (n); x is broadcast to it.
     """
     # ATen calls BLAS's gemv for real types only.
-    is_eager_loop = eager_behavior_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(y.dtype)
+    is_eager_loop = ctx.eager.loops_over_few_terms and dtypes.is_complex(y.dtype)
     return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_eager_loop=is_eager_loop)
 
 

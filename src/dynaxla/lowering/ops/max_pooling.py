@@ -18,21 +18,17 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import torch_kernels, window_maxima
 from ..cpu.channels_last import order_in_program
+from ..dimensions import Sizes
 from ..dtypes import DType
 from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
 from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad, reduce_window, windows_along
-from ..promotion import convert
+from ..promotion import broadcast_back, convert, to_accumulator
 from ..registry import lowers
 from .bounds import argument, require_index
+from .comparison import is_nan
 from .scattering import write_elements
 from .windows import Windows
-
-Sizes = Sequence[int]
-
-
-def _is_nan(x: Array) -> Array | None:
-    return lax.ne(x, x) if dtypes.is_float(x.dtype) else None
 
 
 def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
@@ -56,8 +52,8 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
         for tap in range(1, windows.kernel):
             value, tap_position = windows.tap(x, tap), windows.tap(position, tap)
             better = lax.gt(value, maximum)
-            if (nan := _is_nan(value)) is not None:
-                better = lax.bitwise_or(better, nan)
+            if dtypes.is_float(value.dtype):
+                better = lax.bitwise_or(better, is_nan(value))
             if padded:
                 # Padding has the lowest value, with position -1. A window of elements with this value must still give a position of x.
                 better = lax.bitwise_or(better, lax.lt(best_position, lax.full_like(best_position, 0)))
@@ -205,7 +201,7 @@ def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, 
 
     XLA's scatter is slower for windows of few taps: it applies one update at a time.
     """
-    wide = convert(grad, dtypes.accumulator(grad.dtype))
+    wide = to_accumulator(grad)
     zero = lax.full_like(wide, 0)
     maximum_positions = convert(positions, np.dtype(np.int32 if math.prod(windows.size for windows in problem.dims) < 2**31 else np.int64))
     total: Array | None = None
@@ -286,7 +282,7 @@ def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
     planes = math.prod(x.shape[:-count])
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
-    flat_grad = lax.reshape(convert(grad, dtypes.accumulator(grad.dtype)), (planes, math.prod(grad.shape[-count:])))
+    flat_grad = lax.reshape(to_accumulator(grad), (planes, math.prod(grad.shape[-count:])))
     flat_indices = lax.reshape(indices, flat_grad.shape)
     out = jnp.zeros((planes, math.prod(x.shape[-count:])), flat_grad.dtype)
     out = out.at[lax.broadcasted_iota(np.int64, flat_grad.shape, 0), flat_indices].add(flat_grad, mode="drop")
@@ -327,11 +323,10 @@ def maxima(values: Array, positions: Array, window_dims: Sequence[int]) -> tuple
         window_dims: The dimensions of the windows.
     """
     maximum = lax.reduce_max(values, window_dims)
-    kept_dims = [dim for dim in range(values.ndim) if dim not in window_dims]
-    is_maximum = lax.eq(values, lax.broadcast_in_dim(maximum, values.shape, kept_dims))
+    is_maximum = lax.eq(values, broadcast_back(maximum, values.shape, window_dims))
     index = lax.reduce_min(lax.select(is_maximum, positions, lax.full_like(positions, np.iinfo(np.int64).max)), window_dims)
-    if (nan := _is_nan(values)) is not None:
-        last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), window_dims)
+    if dtypes.is_float(values.dtype):
+        last_nan = lax.reduce_max(lax.select(is_nan(values), positions, lax.full_like(positions, -1)), window_dims)
         has_nan = lax.ge(last_nan, lax.full_like(last_nan, 0))
         index = lax.select(has_nan, last_nan, index)
         # XLA:CPU's maximum of more than a few thousand elements drops NaNs (jax 0.10.2).

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from jax import Array, lax
 
 from ..cpu.vectorized_reductions import Reduction
-from ..promotion import convert
-
-Dims = Sequence[int]
-
-
-def along(x: Array, shape: Dims, dims: Dims) -> Array:
-    """Broadcasts x to `shape`. dims: for each dimension of x, the corresponding dimension of the result."""
-    return lax.broadcast_in_dim(x, shape, dims)
+from ..dimensions import Dims
+from ..promotion import broadcast_back, convert, number
 
 
 def mean_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> Array:
@@ -26,23 +19,22 @@ def mean_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> Array:
 
 def moments_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> tuple[Array, Array, Array]:
     """Returns the mean and the biased variance over `dims`, which are removed, and x - mean. add: as for `mean_over`."""
-    kept_dims = [dim for dim in range(x.ndim) if dim not in dims]
     mean = mean_over(x, dims, add)
-    centered = lax.sub(x, along(mean, x.shape, kept_dims))
+    centered = lax.sub(x, broadcast_back(mean, x.shape, dims))
     return mean, mean_over(lax.square(centered), dims, add), centered
 
 
 def inverse_std(variance: Array, eps: float) -> Array:
     """Returns 1 / sqrt(variance + eps)."""
-    return lax.rsqrt(lax.add(variance, lax.full_like(variance, eps)))
+    return lax.rsqrt(lax.add(variance, number(eps, variance.dtype)))
 
 
 def affine(x: Array, weight: Array | None, bias: Array | None, dims: Dims) -> Array:
     """Returns x * weight + bias, in the dtype of x. dims: the dimensions of x that correspond to the dimensions of weight and bias."""
     if weight is not None:
-        x = lax.mul(x, along(convert(weight, x.dtype), x.shape, dims))
+        x = lax.mul(x, lax.broadcast_in_dim(convert(weight, x.dtype), x.shape, dims))
     if bias is not None:
-        x = lax.add(x, along(convert(bias, x.dtype), x.shape, dims))
+        x = lax.add(x, lax.broadcast_in_dim(convert(bias, x.dtype), x.shape, dims))
     return x
 
 

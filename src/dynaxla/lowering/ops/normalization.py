@@ -15,14 +15,14 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, onednn_support
 from ..cpu.vectorized_reductions import Reduction, vectorized_sum
+from ..dimensions import Dims
 from ..dtypes import DType
 from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
-from ..promotion import convert
+from ..promotion import broadcast_back, convert, expand_leading, to_accumulator
 from ..registry import lowers
-from .moments import affine, along, inverse_std, mean_over, moments_over
+from .moments import affine, inverse_std, mean_over, moments_over
 
-Dims = Sequence[int]
 Gradients = tuple[Array | None, Array | None, Array | None]
 
 
@@ -37,11 +37,11 @@ def normalize_last(
     Returns the normalized x, the mean and 1 / standard deviation, all in the accumulator's dtype. The shape of the statistics is that of x
     without the normalized dimensions.
     """
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     outer = x.ndim - count
     mean, variance, centered = moments_over(wide, range(outer, x.ndim), add)
     rstd = inverse_std(variance, eps)
-    out = lax.mul(centered, along(rstd, x.shape, range(outer)))
+    out = lax.mul(centered, expand_leading(rstd, x.shape))
     return affine(out, weight, bias, range(outer, x.ndim)), mean, rstd
 
 
@@ -152,12 +152,12 @@ def native_layer_norm_backward(
     inner = range(outer, x.ndim)
     wide = convert(grad, dtype)
     wide_rstd = lax.reshape(convert(rstd, dtype), x.shape[:outer])
-    normalized = lax.sub(convert(x, dtype), along(lax.reshape(convert(mean, dtype), x.shape[:outer]), x.shape, range(outer)))
-    normalized = lax.mul(normalized, along(wide_rstd, x.shape, range(outer)))
+    normalized = lax.sub(convert(x, dtype), expand_leading(lax.reshape(convert(mean, dtype), x.shape[:outer]), x.shape))
+    normalized = lax.mul(normalized, expand_leading(wide_rstd, x.shape))
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        grad_input = convert(_normalization_input_grad(scaled, normalized, wide_rstd, inner, range(outer), ctx.sum), x.dtype)
+        grad_input = convert(_normalization_input_grad(scaled, normalized, wide_rstd, inner, ctx.sum), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
     if output_mask[2] and bias is not None:
@@ -165,7 +165,7 @@ def native_layer_norm_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, kept_dims: Dims, add: Reduction) -> Array:
+def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, add: Reduction) -> Array:
     """Returns the gradient of a normalization's input.
 
     It is (grad - mean(grad) - normalized * mean(grad * normalized)) / standard deviation.
@@ -173,14 +173,13 @@ def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims:
     Args:
         grad: The gradient of the normalized input, before weight and bias.
         normalized: The normalized input.
-        rstd: 1 / standard deviation, with the dimensions `kept_dims`.
+        rstd: 1 / standard deviation, without the dimensions `dims`.
         dims: The normalized dimensions.
-        kept_dims: The dimensions that are not normalized.
         add: The function that sums over dimensions.
     """
-    grad_mean = along(mean_over(grad, dims, add), grad.shape, kept_dims)
-    grad_projection = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept_dims)
-    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), along(rstd, grad.shape, kept_dims))
+    grad_mean = broadcast_back(mean_over(grad, dims, add), grad.shape, dims)
+    grad_projection = broadcast_back(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, dims)
+    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), broadcast_back(rstd, grad.shape, dims))
 
 
 # --- group normalization
@@ -204,7 +203,7 @@ def native_group_norm(
     Shape:  that of x; the statistics are (batch, group).
     Dtype:  that of x; the statistics have the dtype of the op's outputs, and are computed in float32 for half types.
     """
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     groups = _GroupMeans(batch, channels, group, x.shape, ctx)
     mean = groups.mean(groups.sums(wide))
     centered = lax.sub(wide, groups.expand(mean))
@@ -242,8 +241,8 @@ class _GroupMeans:
 
     def expand(self, group_values: Array) -> Array:
         """Broadcasts one value per group to all its elements, in the shape of x."""
-        channel_values = along(group_values, (self.batch, self.group, self.channels // self.group), (0, 1))
-        return along(lax.reshape(channel_values, (self.batch, self.channels)), self.shape, (0, 1))
+        channel_values = lax.broadcast_in_dim(group_values, (self.batch, self.group, self.channels // self.group), (0, 1))
+        return lax.broadcast_in_dim(lax.reshape(channel_values, (self.batch, self.channels)), self.shape, (0, 1))
 
 
 @lowers(aten.native_group_norm_backward.default)
@@ -304,7 +303,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
     wide = convert(x, dtype)
     outer = x.ndim - len(normalized_shape)
     rstd = inverse_std(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
-    out = affine(lax.mul(wide, along(rstd, x.shape, range(outer))), weight, None, range(outer, x.ndim))
+    out = affine(lax.mul(wide, expand_leading(rstd, x.shape)), weight, None, range(outer, x.ndim))
     return convert(out, ctx.output[0].jax_dtype), _as_output(ctx, 1, rstd)
 
 
@@ -321,12 +320,12 @@ def fused_rms_norm_backward(
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)
     wide = convert(grad, dtype)
-    expanded_rstd = along(lax.reshape(convert(rstd, dtype), x.shape[:outer]), x.shape, range(outer))
+    expanded_rstd = expand_leading(lax.reshape(convert(rstd, dtype), x.shape[:outer]), x.shape)
     normalized = lax.mul(convert(x, dtype), expanded_rstd)
     grad_input = grad_weight = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        grad_projection = along(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape, range(outer))
+        grad_projection = expand_leading(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape)
         grad_input = convert(lax.mul(lax.sub(scaled, lax.mul(normalized, grad_projection)), expanded_rstd), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)

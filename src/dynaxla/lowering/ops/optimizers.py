@@ -10,8 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...torch_ops import aten
-from .. import dtypes
-from ..promotion import convert, full_like
+from ..promotion import broadcast_like, convert, full_like, to_accumulator
 from ..registry import lowers
 
 Tensors = Sequence[Array]
@@ -19,23 +18,12 @@ Tensors = Sequence[Array]
 Step = Callable[..., tuple[Array, ...]]
 
 
-def _to_accumulator(x: Array) -> Array:
-    return convert(x, dtypes.accumulator(x.dtype))
-
-
-def _broadcast_like(value: Any, x: Array) -> Array:
-    """Broadcasts a number, or a tensor with one element, to the shape and dtype of x."""
-    if not isinstance(value, Array):
-        return full_like(x, value)
-    return lax.broadcast_in_dim(lax.reshape(convert(value, x.dtype), ()), x.shape, ())
-
-
 def _times(x: Array, factor: Any) -> Array:
-    return lax.mul(x, _broadcast_like(factor, x))
+    return lax.mul(x, broadcast_like(factor, x))
 
 
 def _plus(x: Array, term: Any) -> Array:
-    return lax.add(x, _broadcast_like(term, x))
+    return lax.add(x, broadcast_like(term, x))
 
 
 def _apply_step(
@@ -66,13 +54,13 @@ def _apply_step(
     is_skipped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
     out: tuple[list[Array], ...] = tuple([] for _ in range(2 + len(states)))
     for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        wide_grad = _to_accumulator(grad)
+        wide_grad = to_accumulator(grad)
         if grad_scale is not None:
-            wide_grad = lax.div(wide_grad, _broadcast_like(grad_scale, wide_grad))
+            wide_grad = lax.div(wide_grad, broadcast_like(grad_scale, wide_grad))
         old = [param, grad, *(state[index] for state in states)]
         step_count = [] if steps is None else [lax.reshape(convert(steps[index], wide_grad.dtype), ())]
         new_param, *new_states = step(
-            _to_accumulator(param), lax.neg(wide_grad) if maximize else wide_grad, *map(_to_accumulator, old[2:]), *step_count
+            to_accumulator(param), lax.neg(wide_grad) if maximize else wide_grad, *map(to_accumulator, old[2:]), *step_count
         )
         new = [new_param, wide_grad, *new_states]
         results = [convert(value, old_value.dtype) for value, old_value in zip(new, old, strict=True)]
@@ -81,11 +69,6 @@ def _apply_step(
         for outputs, value in zip(out, results, strict=True):
             outputs.append(value)
     return out
-
-
-def _one_minus(value: Any) -> Any:
-    """Returns 1 - value for a number, or for a tensor with one element."""
-    return lax.sub(full_like(value, 1), value) if isinstance(value, Array) else 1 - value
 
 
 def _may_be_nonzero(value: Any) -> bool:
@@ -101,7 +84,7 @@ def _bias_correction(beta: Any, count: Array) -> Array:
     """
     if not _may_be_nonzero(beta):
         return full_like(count, 1)
-    log = lax.log1p(_broadcast_like(lax.neg(_one_minus(beta)), count)) if isinstance(beta, Array) else math.log(beta)
+    log = lax.log1p(broadcast_like(beta - 1, count)) if isinstance(beta, Array) else math.log(beta)
     return lax.neg(lax.expm1(_times(count, log)))
 
 
@@ -135,15 +118,15 @@ def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
         def step(param: Array, grad: Array, mean: Array, square: Array, *rest: Array) -> tuple[Array, ...]:
             *max_square, step_count = rest
             if _may_be_nonzero(weight_decay) and decoupled:
-                param = lax.sub(param, lax.mul(param, _times(_broadcast_like(lr, param), weight_decay)))
+                param = lax.sub(param, lax.mul(param, _times(broadcast_like(lr, param), weight_decay)))
             elif _may_be_nonzero(weight_decay):
                 grad = lax.add(grad, _times(param, weight_decay))
-            mean = lax.add(_times(mean, beta1), _times(grad, _one_minus(beta1)))
-            square = lax.add(_times(square, beta2), _times(lax.square(grad), _one_minus(beta2)))
+            mean = lax.add(_times(mean, beta1), _times(grad, 1 - beta1))
+            square = lax.add(_times(square, beta2), _times(lax.square(grad), 1 - beta2))
             max_square = [lax.max(max_square[0], square)] if max_square else []
-            step_size = lax.div(_broadcast_like(lr, step_count), _bias_correction(beta1, step_count))
+            step_size = lax.div(broadcast_like(lr, step_count), _bias_correction(beta1, step_count))
             correction_root = lax.sqrt(_bias_correction(beta2, step_count))
-            denominator = _plus(lax.div(lax.sqrt(max_square[0] if max_square else square), _broadcast_like(correction_root, square)), eps)
+            denominator = _plus(lax.div(lax.sqrt(max_square[0] if max_square else square), broadcast_like(correction_root, square)), eps)
             return lax.sub(param, lax.div(_times(mean, step_size), denominator)), mean, square, *max_square
 
         states = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
@@ -183,7 +166,7 @@ def fused_sgd(
         if _may_be_nonzero(weight_decay):
             grad = lax.add(grad, _times(param, weight_decay))
         if has_momentum:
-            buffer = grad if is_first_step else lax.add(_times(buffers[0], momentum), _times(grad, _one_minus(dampening)))
+            buffer = grad if is_first_step else lax.add(_times(buffers[0], momentum), _times(grad, 1 - dampening))
             grad = lax.add(grad, _times(buffer, momentum)) if nesterov else buffer
             buffers = (buffer,)
         return lax.sub(param, _times(grad, lr)), *buffers
@@ -219,7 +202,7 @@ def fused_adagrad(
         if weight_decay:
             grad = lax.add(grad, _times(param, weight_decay))
         square_sum = lax.add(square_sum, lax.square(grad))
-        step_size = lax.div(_broadcast_like(lr, step_count), _plus(_times(_plus(step_count, -1), lr_decay), 1))
+        step_size = lax.div(broadcast_like(lr, step_count), _plus(_times(_plus(step_count, -1), lr_decay), 1))
         return lax.sub(param, lax.div(_times(grad, step_size), _plus(lax.sqrt(square_sum), eps))), square_sum
 
     out = _apply_step(params, grads, [state_sums], state_steps, step, maximize, grad_scale, found_inf)
@@ -259,7 +242,7 @@ def check_and_unscale(grads: Tensors, found_inf: Array, inv_scale: Array) -> tup
     finite = [lax.reduce_and(lax.is_finite(grad), range(grad.ndim)) for grad in grads]
     for is_finite in finite:
         found_inf = lax.select(lax.broadcast_in_dim(is_finite, found_inf.shape, ()), found_inf, full_like(found_inf, 1))
-    return [convert(_times(_to_accumulator(grad), inv_scale), grad.dtype) for grad in grads], found_inf
+    return [convert(_times(to_accumulator(grad), inv_scale), grad.dtype) for grad in grads], found_inf
 
 
 @lowers(aten._amp_update_scale.default)

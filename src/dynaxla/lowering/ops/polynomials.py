@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jax import Array, lax
@@ -28,17 +27,13 @@ _INT64 = np.dtype(np.int64)
 Recurrence = Callable[[Array, Array, Array, Array], Array]
 
 
-def _number_like(x: Array, value: float) -> Any:
-    return number(value, x.dtype)
-
-
 def _twice(x: Array) -> Array:
     return lax.add(x, x)
 
 
 def _degree(n: Array) -> Array:
     """Returns the degree as int64: truncated, and -1 if int64 cannot hold it (also for NaN and infinities)."""
-    is_representable = lax.lt(lax.abs(n), _number_like(n, 2.0**63))
+    is_representable = lax.lt(lax.abs(n), number(2.0**63, n.dtype))
     return convert(lax.select(is_representable, n, full_like(n, -1)), _INT64)
 
 
@@ -80,7 +75,7 @@ def _chebyshev_recurrence(x: Array, k: Array, last: Array, previous: Array) -> A
 
 def _divide_or(numerator: Array, denominator: Array, fallback: Array) -> Array:
     """Returns numerator / denominator, and `fallback` where the denominator is zero."""
-    return lax.select(lax.eq(denominator, _number_like(denominator, 0)), fallback, lax.div(numerator, denominator))
+    return lax.select(lax.eq(denominator, number(0, denominator.dtype)), fallback, lax.div(numerator, denominator))
 
 
 def _alternating(n: Array, value: Array) -> Array:
@@ -99,11 +94,11 @@ def _chebyshev(kind: str, shifted: bool, min_trigonometric_degree: int) -> Calla
 
     def evaluate(x: Array, n: Array) -> Array:
         n = _degree(n)
-        x = lax.sub(_twice(x), _number_like(x, 1)) if shifted else x
+        x = lax.sub(_twice(x), number(1, x.dtype)) if shifted else x
         one, degree = full_like(x, 1), lax.convert_element_type(n, x.dtype)
         angle = lax.acos(x)
-        half_angle = lax.mul(angle, _number_like(x, 0.5))
-        middle_angle = lax.mul(lax.add(degree, _number_like(x, 0.5)), angle)
+        half_angle = lax.mul(angle, number(0.5, x.dtype))
+        middle_angle = lax.mul(lax.add(degree, number(0.5, x.dtype)), angle)
         next_degree, odd_number = lax.add(degree, one), lax.add(_twice(degree), one)
         # first: the polynomial of degree 1. at_1, at_minus_1: the values at x = 1 and -1. trigonometric: the values between these ends.
         if kind == "t":
@@ -118,13 +113,13 @@ def _chebyshev(kind: str, shifted: bool, min_trigonometric_degree: int) -> Calla
             trigonometric = lax.select(lax.eq(lax.sin(half_angle), one), at_minus_1, lax.div(lax.cos(middle_angle), lax.cos(half_angle)))
         else:
             first, at_1, at_minus_1 = lax.add(_twice(x), one), odd_number, _alternating(n, one)
-            limit = lax.select(lax.gt(x, _number_like(x, 0)), at_1, at_minus_1) if not shifted else at_minus_1
+            limit = lax.select(lax.gt(x, number(0, x.dtype)), at_1, at_minus_1) if not shifted else at_minus_1
             trigonometric = lax.select(lax.eq(lax.cos(half_angle), one), limit, lax.div(lax.sin(middle_angle), lax.sin(half_angle)))
         is_end = lax.eq(lax.abs(x), one)
         is_trigonometric = lax.bitwise_and(lax.ge(n, number(min_trigonometric_degree, _INT64)), lax.lt(lax.abs(x), one))
         has_closed_form = lax.bitwise_or(is_end, is_trigonometric)
         out = _by_recurrence(x, n, lax.bitwise_not(has_closed_form), first, _chebyshev_recurrence)
-        closed_form = lax.select(is_trigonometric, trigonometric, lax.select(lax.gt(x, _number_like(x, 0)), at_1, at_minus_1))
+        closed_form = lax.select(is_trigonometric, trigonometric, lax.select(lax.gt(x, number(0, x.dtype)), at_1, at_minus_1))
         return lax.select(lax.bitwise_and(has_closed_form, lax.ge(n, number(0, _INT64))), closed_form, out)
 
     return evaluate
@@ -158,11 +153,11 @@ def _hermite(x: Array, n: Array, first: Array, recurrence: Recurrence) -> Array:
 
 def _laguerre_l(x: Array, n: Array) -> Array:
     n, first = _degree(n), lax.sub(full_like(x, 1), x)
-    at_zero = lax.eq(x, _number_like(x, 0))
+    at_zero = lax.eq(x, number(0, x.dtype))
 
     def recurrence(x: Array, k: Array, last: Array, previous: Array) -> Array:
         numerator = lax.sub(lax.mul(lax.add(_twice(k), first), last), lax.mul(k, previous))
-        return lax.div(numerator, lax.add(k, _number_like(k, 1)))
+        return lax.div(numerator, lax.add(k, number(1, k.dtype)))
 
     out = _by_recurrence(x, n, lax.bitwise_not(at_zero), first, recurrence)
     return lax.select(lax.bitwise_and(at_zero, lax.ge(n, number(0, _INT64))), full_like(x, 1), out)
@@ -177,7 +172,7 @@ def _legendre_p(x: Array, n: Array) -> Array:
         return lax.div(numerator, lax.add(k, one))
 
     out = _by_recurrence(x, n, lax.bitwise_not(at_end), x, recurrence)
-    end = lax.select(lax.gt(x, _number_like(x, 0)), one, _alternating(n, one))
+    end = lax.select(lax.gt(x, number(0, x.dtype)), one, _alternating(n, one))
     return lax.select(lax.bitwise_and(at_end, lax.ge(n, number(0, _INT64))), end, out)
 
 

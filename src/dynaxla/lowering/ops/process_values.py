@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import torch
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..context import Context
 from ..registry import lowers
@@ -106,9 +106,9 @@ def partition_spec(spec: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*dims)
 
 
-def _mesh_sharding(ctx: Context) -> NamedSharding:
+def _mesh(ctx: Context) -> Mesh:
     assert ctx.replicated is not None, "this op occurs only in programs that XLA partitions over several processes"
-    return ctx.replicated
+    return ctx.replicated.mesh
 
 
 def _spec_along(dim: int, axis: str) -> PartitionSpec:
@@ -117,13 +117,13 @@ def _spec_along(dim: int, axis: str) -> PartitionSpec:
 
 @lowers(RESHARD)
 def _reshard(x: Array, spec: Sequence[str], grad_spec: Sequence[str], *, ctx: Context) -> Array:
-    return lax.with_sharding_constraint(x, NamedSharding(_mesh_sharding(ctx).mesh, partition_spec(spec)))
+    return lax.with_sharding_constraint(x, NamedSharding(_mesh(ctx), partition_spec(spec)))
 
 
 @lowers(REPLICATED_TO_LOCAL)
 def _replicated_to_local(x: Array, dim: int, size: int, axis: str, grad_reduction: str, *, ctx: Context) -> Array:
     add_dim = jax.shard_map(
-        lambda x: lax.expand_dims(x, [dim]), mesh=_mesh_sharding(ctx).mesh, in_specs=PartitionSpec(), out_specs=_spec_along(dim, axis),
+        lambda x: lax.expand_dims(x, [dim]), mesh=_mesh(ctx), in_specs=PartitionSpec(), out_specs=_spec_along(dim, axis),
         axis_names={axis}, check_vma=False,
     )  # fmt: skip
     return add_dim(x)
@@ -132,7 +132,7 @@ def _replicated_to_local(x: Array, dim: int, size: int, axis: str, grad_reductio
 @lowers(LOCAL_TO_REPLICATED)
 def _local_to_replicated(x: Array, dim: int, axis: str, *, ctx: Context) -> Array:
     drop_dim = jax.shard_map(
-        lambda x: lax.squeeze(x, [dim]), mesh=_mesh_sharding(ctx).mesh, in_specs=_spec_along(dim, axis), out_specs=PartitionSpec(),
+        lambda x: lax.squeeze(x, [dim]), mesh=_mesh(ctx), in_specs=_spec_along(dim, axis), out_specs=PartitionSpec(),
         axis_names={axis}, check_vma=False,
     )  # fmt: skip
     return drop_dim(x)

@@ -207,7 +207,7 @@ def _by_parts(
         # The scores are materialized because a softmax reads them twice.
         out = in_memory(
             lax.select(
-                slices.broadcast(slices.is_written, axis, old_scores.shape),
+                lax.broadcast_in_dim(slices.is_written, old_scores.shape, (axis,)),
                 slices.to_indices(new_scores, axis, old_scores.shape),
                 old_scores,
             )
@@ -226,11 +226,11 @@ def _by_parts(
 
 def _product_over_slices(x: Array, old: Array, slices: _SlicesAlongDim, axis: int, multiply: Callable[[Array, Array], Array]) -> Array:
     """Returns the product that sums over the dimension of the slices, which is `axis` in x."""
-    masked_x = lax.select(slices.broadcast(slices.is_written, axis, x.shape), lax.full_like(x, 0), x)
+    masked_x = lax.select(lax.broadcast_in_dim(slices.is_written, x.shape, (axis,)), lax.full_like(x, 0), x)
     is_old_finite = lax.reduce_and(lax.is_finite(take_along(old, slices.dim, slices.clamped_indices)), range(old.ndim))
 
     def multiply_without_overwritten(old: Array, masked_x: Array) -> Array:
-        return multiply(masked_x, lax.select(slices.broadcast(slices.is_written, slices.dim, old.shape), lax.full_like(old, 0), old))
+        return multiply(masked_x, lax.select(lax.broadcast_in_dim(slices.is_written, old.shape, (slices.dim,)), lax.full_like(old, 0), old))
 
     product_with_old = lax.cond(is_old_finite, lambda old, masked_x: multiply(masked_x, old), multiply_without_overwritten, old, masked_x)
     return lax.add(product_with_old, multiply(slices.gather(x, axis), slices.remaining_slices))
@@ -320,11 +320,7 @@ class _SlicesAlongDim:
     @property
     def remaining_slices(self) -> Array:
         """The slices, with zeros for slices that do not remain (see `remaining`)."""
-        return lax.select(self.broadcast(self.remaining, self.dim, self.new.shape), self.new, lax.full_like(self.new, 0))
-
-    def broadcast(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
-        """Broadcasts a vector to a shape in which it lies along `axis`."""
-        return lax.broadcast_in_dim(x, shape, (axis,))
+        return lax.select(lax.broadcast_in_dim(self.remaining, self.new.shape, (self.dim,)), self.new, lax.full_like(self.new, 0))
 
     def to_indices(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
         """Moves the results of the slices, which lie along `axis` of x, to the indices of the slices. Other elements are arbitrary."""
@@ -335,7 +331,7 @@ class _SlicesAlongDim:
     def gather(self, x: Array, axis: int) -> Array:
         """Returns the parts of x at the indices of the slices along `axis`, with zeros for slices that do not remain (see `remaining`)."""
         parts = take_along(x, axis, self.clamped_indices)
-        return lax.select(self.broadcast(self.remaining, axis, parts.shape), parts, lax.full_like(parts, 0))
+        return lax.select(lax.broadcast_in_dim(self.remaining, parts.shape, (axis,)), parts, lax.full_like(parts, 0))
 
 
 def _written_slices(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]:

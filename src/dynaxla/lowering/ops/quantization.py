@@ -14,32 +14,18 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
+from ..dimensions import Dims
 from ..dtypes import DType
 from ..implementations import Implementations
-from ..promotion import convert, full_like, number
+from ..promotion import broadcast_like, convert, full_like, number, to_accumulator
 from ..registry import lowers
 from .matmul import contract
 from .quantized_weights import quantized_product
+from .rounding import round_half_to_even
 
-Dims = Sequence[int]
 Scales = Sequence[Array]
 
 _FLOAT32, _FLOAT64, _INT32 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32)
-
-
-def _round(x: Array) -> Array:
-    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
-def _broadcast_like(value: Any, x: Array, axis: int | None = None) -> Array:
-    """Broadcasts `value` to the shape and dtype of x.
-
-    `value` is a number or a tensor with one element. With an `axis`, it is a number, or a vector with one value for each index of `axis`.
-    """
-    if not isinstance(value, Array):
-        return full_like(x, value)
-    value = convert(value, x.dtype)
-    return lax.broadcast_in_dim(lax.reshape(value, ()) if axis is None else value, x.shape, () if axis is None else (axis,))
 
 
 def _inverse(scale: Any) -> Any:
@@ -64,21 +50,21 @@ def _fake_quantized(
 
     Args:
         x: The array.
-        scale: A number or an array that `_broadcast_like` accepts.
-        zero_point: A number or an array that `_broadcast_like` accepts.
+        scale: A number or an array that `broadcast_like` accepts.
+        zero_point: A number or an array that `broadcast_like` accepts.
         quant_min: The lower bound.
         quant_max: The upper bound.
         axis: The dimension with a scale and a zero point for each index, or None for one scale and zero point.
         zero_point_first: True to add the zero point before rounding, not after.
     """
-    wide = convert(x, dtypes.accumulator(x.dtype))
-    zero = _broadcast_like(zero_point, wide, axis)
-    quantized = lax.mul(wide, _broadcast_like(_inverse(scale), wide, axis))
-    quantized = _round(lax.add(zero, quantized)) if zero_point_first else lax.add(zero, _round(quantized))
+    wide = to_accumulator(x)
+    zero = broadcast_like(zero_point, wide, axis)
+    quantized = lax.mul(wide, broadcast_like(_inverse(scale), wide, axis))
+    quantized = round_half_to_even(lax.add(zero, quantized)) if zero_point_first else lax.add(zero, round_half_to_even(quantized))
     clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     # ATen's per-tensor kernel multiplies in float32, its per-channel kernel in the dtype of x.
     centered = lax.sub(clamped, zero) if axis is not None else convert(lax.sub(clamped, zero), _FLOAT32)
-    return convert(lax.mul(centered, _broadcast_like(scale, centered, axis)), x.dtype), in_bounds
+    return convert(lax.mul(centered, broadcast_like(scale, centered, axis)), x.dtype), in_bounds
 
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
@@ -131,7 +117,7 @@ def fake_quantize_per_channel(
 
 def _integral_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
     """Returns the zero point rounded to even and clamped to the bounds, in float32."""
-    return lax.min(lax.max(_round(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
+    return lax.min(lax.max(round_half_to_even(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
 
 
 @lowers(aten._fake_quantize_learnable_per_tensor_affine.default)
@@ -166,8 +152,8 @@ def _learnable_gradients(
     The caller sums the gradients of scale and zero point over the elements that share them. `zero_point` is integral, in float32.
     """
     grad, x = convert(grad, _FLOAT32), convert(x, _FLOAT32)
-    zero, wide_scale, inverse = (_broadcast_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
-    quantized = _round(lax.add(zero, lax.mul(x, inverse)))
+    zero, wide_scale, inverse = (broadcast_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
+    quantized = round_half_to_even(lax.add(zero, lax.mul(x, inverse)))
     clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     zeros, factor = full_like(x, 0), full_like(x, grad_factor)
     error = lax.mul(lax.sub(lax.mul(lax.sub(clamped, zero), wide_scale), x), inverse)
@@ -259,7 +245,7 @@ def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric:
     if symmetric:
         has_both_signs = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
         zero_point = lax.select(has_both_signs, full_like(zero_point, (quant_min + quant_max) / 2), zero_point)
-    zero_point = _round(lax.min(lax.max(zero_point, full_like(zero_point, quant_min)), full_like(zero_point, quant_max)))
+    zero_point = round_half_to_even(lax.min(lax.max(zero_point, full_like(zero_point, quant_min)), full_like(zero_point, quant_max)))
     return convert(scale, _FLOAT32), convert(zero_point, _INT32)
 
 

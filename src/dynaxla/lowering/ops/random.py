@@ -21,7 +21,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
-from ..promotion import convert, expand, full_like, number, result_type
+from ..promotion import convert, expand, full_like, number, result_type, to_accumulator
 from ..registry import lowers
 from .activations import leaky_relu_backward
 from .bounds import refuse_unless
@@ -199,7 +199,7 @@ def _is_view_of_input(ctx: Context) -> bool:
 
 def _masked_scale(x: Array, mask: Array, scale: float) -> Array:
     # A product as in ATen, not a select: a dropped nan stays nan.
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     return convert(lax.mul(wide, lax.select(mask, full_like(wide, scale), full_like(wide, 0))), np.dtype(x.dtype))
 
 

@@ -393,12 +393,11 @@ def binomial(count: Array, p: Array, ctx: Context) -> Array:
     Dtype:  that of the count.
     Source: ATen native/Distributions.cpp, sample_binomial
     """
-    wide = _FLOAT64
-    trials, probability = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
+    trials, probability = (expand(convert(x, _FLOAT64), ctx.output.shape) for x in (count, p))
     zero, one = full_like(trials, 0), full_like(trials, 1)
     is_zero = lax.bitwise_or(lax.le(trials, zero), lax.le(probability, zero))
     is_count = lax.ge(probability, one)
-    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, probability, one), trials.shape, wide)
+    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, probability, one), trials.shape, _FLOAT64)
     return convert(lax.select(is_zero, zero, lax.select(is_count, trials, drawn)), np.dtype(count.dtype))
 
 

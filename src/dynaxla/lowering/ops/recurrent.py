@@ -13,26 +13,20 @@ from jax import Array, lax
 
 from ...errors import UnsupportedOp
 from ...torch_ops import aten
-from .. import dtypes
 from ..context import Context
-from ..promotion import convert, number
+from ..promotion import convert, to_accumulator
 from ..registry import lowers
 
 
-def _to_accumulator(x: Array) -> Array:
-    """Returns x in the accumulator's dtype."""
-    return convert(x, dtypes.accumulator(x.dtype))
-
-
-def _gates(x: Array, bias: Array | None, count: int) -> list[Array]:
+def split_gates(x: Array, bias: Array | None, count: int) -> list[Array]:
     """Returns x plus a bias, split into `count` gates.
 
     Shape:  x (batch, count * hidden) gives (batch, hidden) for each gate.
     Dtype:  the accumulator's.
     """
-    x = _to_accumulator(x)
+    x = to_accumulator(x)
     if bias is not None:
-        x = lax.add(x, lax.broadcast_in_dim(_to_accumulator(bias), x.shape, (1,)))
+        x = lax.add(x, lax.broadcast_in_dim(to_accumulator(bias), x.shape, (1,)))
     size = x.shape[1] // count
     return [lax.slice_in_dim(x, part * size, (part + 1) * size, axis=1) for part in range(count)]
 
@@ -41,22 +35,17 @@ def _concatenated(parts: list[Array], like: Array) -> Array:
     return convert(lax.concatenate(parts, 1), like.dtype)
 
 
-def _one_minus(x: Array) -> Array:
-    """Returns 1 - x."""
-    return lax.sub(number(1, x.dtype), x)
-
-
 def _sigmoid_derivative(out: Array) -> Array:
-    return lax.mul(_one_minus(out), out)
+    return lax.mul(1 - out, out)
 
 
 def _tanh_derivative(out: Array) -> Array:
-    return _one_minus(lax.square(out))
+    return 1 - lax.square(out)
 
 
 def _bias_gradient(gates: Array) -> Array:
     """Returns the gradient of a bias: the gradient of the gates, summed over the batch."""
-    return convert(lax.reduce_sum(_to_accumulator(gates), (0,)), gates.dtype)
+    return convert(lax.reduce_sum(to_accumulator(gates), (0,)), gates.dtype)
 
 
 @lowers(aten._thnn_fused_lstm_cell.default)
@@ -68,7 +57,7 @@ def lstm_cell(
     Shape:  cx (batch, hidden) and gates (batch, 4 * hidden) give (batch, hidden) twice, and (batch, 4 * hidden).
     Dtype:  that of cx twice, and that of input_gates; computed in float32 for half types.
     """
-    pairs = zip(_gates(input_gates, input_bias, 4), _gates(hidden_gates, hidden_bias, 4), strict=True)
+    pairs = zip(split_gates(input_gates, input_bias, 4), split_gates(hidden_gates, hidden_bias, 4), strict=True)
     input_gate, forget_gate, cell_gate, output_gate = (lax.add(x, h) for x, h in pairs)
     input_gate, forget_gate, cell_gate, output_gate = (
         lax.logistic(input_gate),
@@ -76,7 +65,7 @@ def lstm_cell(
         lax.tanh(cell_gate),
         lax.logistic(output_gate),
     )
-    cy = lax.add(lax.mul(forget_gate, _to_accumulator(cx)), lax.mul(input_gate, cell_gate))
+    cy = lax.add(lax.mul(forget_gate, to_accumulator(cx)), lax.mul(input_gate, cell_gate))
     hy = lax.mul(output_gate, lax.tanh(cy))
     return convert(hy, cx.dtype), convert(cy, cx.dtype), _concatenated([input_gate, forget_gate, cell_gate, output_gate], input_gates)
 
@@ -93,15 +82,15 @@ def lstm_cell_backward(
     """
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    input_gate, forget_gate, cell_gate, output_gate = _gates(workspace, None, 4)
-    tanh = lax.tanh(_to_accumulator(cy))
+    input_gate, forget_gate, cell_gate, output_gate = split_gates(workspace, None, 4)
+    tanh = lax.tanh(to_accumulator(cy))
     zeros = lax.full_like(tanh, 0)
-    grad_hidden = zeros if grad_hy is None else _to_accumulator(grad_hy)
-    grad_cell = zeros if grad_cy is None else _to_accumulator(grad_cy)
+    grad_hidden = zeros if grad_hy is None else to_accumulator(grad_hy)
+    grad_cell = zeros if grad_cy is None else to_accumulator(grad_cy)
     grad_state = lax.add(lax.mul(lax.mul(grad_hidden, output_gate), _tanh_derivative(tanh)), grad_cell)
     gradients = [
         lax.mul(lax.mul(grad_state, cell_gate), _sigmoid_derivative(input_gate)),
-        lax.mul(lax.mul(grad_state, _to_accumulator(cx)), _sigmoid_derivative(forget_gate)),
+        lax.mul(lax.mul(grad_state, to_accumulator(cx)), _sigmoid_derivative(forget_gate)),
         lax.mul(lax.mul(grad_state, input_gate), _tanh_derivative(cell_gate)),
         lax.mul(lax.mul(grad_hidden, tanh), _sigmoid_derivative(output_gate)),
     ]
@@ -118,11 +107,11 @@ def gru_cell(
     Shape:  hx (batch, hidden) and gates (batch, 3 * hidden) give (batch, hidden) and (batch, 5 * hidden).
     Dtype:  both: that of hx; computed in float32 for half types.
     """
-    x_reset, x_update, x_new = _gates(input_gates, input_bias, 3)
-    h_reset, h_update, h_new = _gates(hidden_gates, hidden_bias, 3)
+    x_reset, x_update, x_new = split_gates(input_gates, input_bias, 3)
+    h_reset, h_update, h_new = split_gates(hidden_gates, hidden_bias, 3)
     reset, update = lax.logistic(lax.add(x_reset, h_reset)), lax.logistic(lax.add(x_update, h_update))
     new = lax.tanh(lax.add(x_new, lax.mul(reset, h_new)))
-    state = _to_accumulator(hx)
+    state = to_accumulator(hx)
     hy = lax.add(new, lax.mul(update, lax.sub(state, new)))
     return convert(hy, hx.dtype), _concatenated([reset, update, new, state, h_new], hx)
 
@@ -133,10 +122,10 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
 
     Shape:  (batch, 3 * hidden) twice, (batch, hidden), and (3 * hidden) twice.
     """
-    reset, update, new, state, h_new = _gates(workspace, None, 5)
-    grad = _to_accumulator(grad_hy)
+    reset, update, new, state, h_new = split_gates(workspace, None, 5)
+    grad = to_accumulator(grad_hy)
     grad_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_derivative(update))
-    grad_new = lax.mul(lax.mul(grad, _one_minus(update)), _tanh_derivative(new))
+    grad_new = lax.mul(lax.mul(grad, 1 - update), _tanh_derivative(new))
     grad_reset = lax.mul(lax.mul(grad_new, h_new), _sigmoid_derivative(reset))
     grad_input_gates = _concatenated([grad_reset, grad_update, grad_new], workspace)
     grad_hidden_gates = _concatenated([grad_reset, grad_update, lax.mul(grad_new, reset)], workspace)
@@ -157,15 +146,15 @@ def _layer(
     Shape:  x (time, batch, in), hx and cx (batch, hidden) give (time, batch, hidden), and (batch, hidden) twice.
     """
     input_weight, hidden_weight, *biases = weights
-    gates = lax.dot_general(x, _to_accumulator(input_weight), (((2,), (1,)), ((), ())), precision=precision)
+    gates = lax.dot_general(x, to_accumulator(input_weight), (((2,), (1,)), ((), ())), precision=precision)
     for bias in biases if has_biases else ():
-        gates = lax.add(gates, lax.broadcast_in_dim(_to_accumulator(bias), gates.shape, (2,)))
-    wide_hidden_weight = _to_accumulator(hidden_weight)
+        gates = lax.add(gates, lax.broadcast_in_dim(to_accumulator(bias), gates.shape, (2,)))
+    wide_hidden_weight = to_accumulator(hidden_weight)
 
     def step(state: tuple[Array, Array], gates_of_step: Array) -> tuple[tuple[Array, Array], Array]:
         hidden, cell = state
         gates_of_step = lax.add(gates_of_step, lax.dot_general(hidden, wide_hidden_weight, (((1,), (1,)), ((), ())), precision=precision))
-        input_gate, forget_gate, cell_gate, output_gate = _gates(gates_of_step, None, 4)
+        input_gate, forget_gate, cell_gate, output_gate = split_gates(gates_of_step, None, 4)
         cell = lax.add(lax.mul(lax.logistic(forget_gate), cell), lax.mul(lax.logistic(input_gate), lax.tanh(cell_gate)))
         hidden = lax.mul(lax.logistic(output_gate), lax.tanh(cell))
         return (hidden, cell), hidden
@@ -208,8 +197,8 @@ def rnn_layer(
     Raises: UnsupportedOp for layers other than LSTM's, and for packed sequences.
     """
     _check_layer(batch_sizes, mode)
-    hx, cx = (_to_accumulator(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
-    results = _layer(_to_accumulator(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
+    hx, cx = (to_accumulator(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
+    results = _layer(to_accumulator(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
     out = [convert(lax.reshape(result, spec.shape), spec.jax_dtype) for result, spec in zip(results, ctx.output, strict=False)]
     return *out, lax.full(ctx.output[3].shape, 0, ctx.output[3].jax_dtype)
 
@@ -245,18 +234,18 @@ def rnn_layer_backward(
     """Gradients of x, both weights, both biases (which have the same gradient) and both states, each with the shape of its operand."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
-    hx, cx = (_to_accumulator(lax.reshape(state, shape)) for state in (hx, cx))
+    hx, cx = (to_accumulator(lax.reshape(state, shape)) for state in (hx, cx))
     bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both biases; ATen returns a bias gradient also without biases
     if has_biases:
-        bias = lax.add(_to_accumulator(weight2), _to_accumulator(weight3))
+        bias = lax.add(to_accumulator(weight2), to_accumulator(weight3))
     zeros = lax.full_like(bias, 0)
 
     def layer(x: Array, weight0: Array, weight1: Array, bias: Array, hx: Array, cx: Array) -> tuple[Array, Array, Array]:
         return _layer(x, (weight0, weight1, bias, zeros), hx, cx, True, reverse, ctx.settings.matmul_precision)
 
-    results, vjp = jax.vjp(layer, _to_accumulator(x), _to_accumulator(weight0), _to_accumulator(weight1), bias, hx, cx)
+    results, vjp = jax.vjp(layer, to_accumulator(x), to_accumulator(weight0), to_accumulator(weight1), bias, hx, cx)
     cotangents = [
-        lax.full_like(result, 0) if grad is None else _to_accumulator(lax.reshape(grad, result.shape))
+        lax.full_like(result, 0) if grad is None else to_accumulator(lax.reshape(grad, result.shape))
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
     ]
     grad_x, grad_weight0, grad_weight1, grad_bias, grad_hx, grad_cx = vjp(tuple(cotangents))

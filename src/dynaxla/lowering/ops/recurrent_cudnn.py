@@ -22,9 +22,9 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert
+from ..promotion import convert, to_accumulator
 from ..registry import lowers
-from .recurrent import _gates, _one_minus, _to_accumulator
+from .recurrent import split_gates
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define(
@@ -52,16 +52,16 @@ def _elman_cell(activation: Callable[[Array], Array]) -> Cell:
 
 
 def _lstm_cell(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
-    input_gate, forget_gate, cell_gate, output_gate = _gates(lax.add(x, h), None, 4)
+    input_gate, forget_gate, cell_gate, output_gate = split_gates(lax.add(x, h), None, 4)
     cell = lax.add(lax.mul(lax.logistic(forget_gate), states[1]), lax.mul(lax.logistic(input_gate), lax.tanh(cell_gate)))
     return lax.mul(lax.logistic(output_gate), lax.tanh(cell)), cell
 
 
 def _gru_cell(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
-    (x_reset, x_update, x_new), (h_reset, h_update, h_new) = _gates(x, None, 3), _gates(h, None, 3)
+    (x_reset, x_update, x_new), (h_reset, h_update, h_new) = split_gates(x, None, 3), split_gates(h, None, 3)
     update = lax.logistic(lax.add(x_update, h_update))
     new = lax.tanh(lax.add(x_new, lax.mul(lax.logistic(lax.add(x_reset, h_reset)), h_new)))
-    return (lax.add(lax.mul(_one_minus(update), new), lax.mul(update, states[0])),)
+    return (lax.add(lax.mul(1 - update, new), lax.mul(update, states[0])),)
 
 
 # Indexed by cudnnRNNMode_t.
@@ -229,10 +229,10 @@ def cudnn_rnn(
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
     results = network(
         dropout_mask,
-        _to_accumulator(x),
-        [_to_accumulator(item) for item in weight],
-        _to_accumulator(hx),
-        None if cx is None else _to_accumulator(cx),
+        to_accumulator(x),
+        [to_accumulator(item) for item in weight],
+        to_accumulator(hx),
+        None if cx is None else to_accumulator(cx),
     )
     out = [convert(result, x.dtype) for result in results]
     if cx is None:
@@ -265,14 +265,14 @@ def _gradients(
     """Returns the gradients of x, hx, cx (if not None) and each weight, each with the shape and dtype of its operand."""
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
     operands = [
-        _to_accumulator(x),
-        [_to_accumulator(item) for item in weight],
-        _to_accumulator(hx),
-        None if cx is None else _to_accumulator(cx),
+        to_accumulator(x),
+        [to_accumulator(item) for item in weight],
+        to_accumulator(hx),
+        None if cx is None else to_accumulator(cx),
     ]
     results, vjp = jax.vjp(functools.partial(network, dropout_mask), *operands)
     cotangents = [
-        lax.full_like(result, 0) if grad is None else _to_accumulator(grad)
+        lax.full_like(result, 0) if grad is None else to_accumulator(grad)
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=False)
     ]
     grad_x, grad_weight, grad_hx, grad_cx = vjp(tuple(cotangents))

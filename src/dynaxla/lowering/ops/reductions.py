@@ -13,12 +13,14 @@ from torch.fx import Node
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, vectorized_sum
+from ..cpu.vectorized_reductions import Reduction, reduce_max, reduce_min, reduce_prod, vectorized_sum
 from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
-from ..promotion import broadcast_shapes, convert, expand
+from ..promotion import broadcast_back, broadcast_shapes, convert, expand, to_accumulator
 from ..registry import lowers
+from .comparison import is_nan
+from .moments import mean_over
 from .softmax import minus_largest
 
 Dims = int | Sequence[int] | None
@@ -32,20 +34,7 @@ def apply_keepdim(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -
     return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
 
 
-def broadcast_back(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
-    """Broadcasts the result of a reduction over dims back to `shape`."""
-    return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
-
-
-def is_nan(x: Array) -> Array:
-    return lax.ne(x, x)
-
-
-def _number_like(value: float, like: Array) -> Array:
-    return lax.full_like(like, value)
-
-
-def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
+def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Reduction) -> Array:
     """Returns reduce(x, dims).
 
     If x is the current node's first argument, x is first transposed to the order in memory of the arrays from which x is computed: XLA:CPU
@@ -70,6 +59,13 @@ def _reduce_to_several(
     return [lax.transpose(result, [sorted(remaining).index(d) for d in remaining]) for result in results]
 
 
+def _reduce_in(ctx: Context, x: Array, dim: Dims, keepdim: bool, dtype: DType, reduce: Reduction) -> Array:
+    """Returns reduce(x, dim) in `dtype`, computed in the accumulator of `dtype`."""
+    dims = reduction_dims(dim, x.ndim)
+    result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(dtype)), dims))
+    return apply_keepdim(convert(result, dtype), x, dims, keepdim)
+
+
 @lowers(aten.sum.dim_IntList)
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The sum over some dimensions. Half types are added in float32; a sum with dtype bool is a logical or.
@@ -78,10 +74,7 @@ def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
-    dims = reduction_dims(dim, x.ndim)
-    reduce = lax.reduce_or if out == np.bool_ else ctx.sum
-    total = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return apply_keepdim(convert(total, out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, out, lax.reduce_or if out == np.bool_ else ctx.sum)
 
 
 @lowers(aten.sum.default)
@@ -101,11 +94,7 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, else that of x, which must be a float or complex dtype.
     """
-    out = dtype or x.dtype
-    dims = reduction_dims(dim, x.ndim)
-    total = _reduce(ctx, x, dims, lambda x, dims: ctx.sum(convert(x, dtypes.accumulator(out)), dims))
-    count = math.prod(x.shape[d] for d in dims)
-    return apply_keepdim(convert(lax.div(total, _number_like(count, total)), out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, dtype or x.dtype, lambda x, dims: mean_over(x, dims, ctx.sum))
 
 
 @lowers(aten.mean.default)
@@ -126,10 +115,7 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
-    dims = reduction_dims(dim, x.ndim)
-    reduce = lax.reduce_and if out == np.bool_ else reduce_prod
-    result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return apply_keepdim(convert(result, out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, out, lax.reduce_and if out == np.bool_ else reduce_prod)
 
 
 @lowers(aten.prod.default)
@@ -150,7 +136,7 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     if dtypes.is_inexact(x.dtype):
-        x = lax.select(is_nan(x), _number_like(0, x), x)
+        x = lax.select(is_nan(x), lax.full_like(x, 0), x)
     return sum_(x, dim, keepdim, dtype=dtype, ctx=ctx)
 
 
@@ -194,7 +180,7 @@ def first_index(hits: Array, dim: int) -> Array:
     return convert(reduce_min(lax.select(hits, indices, lax.full_like(indices, size - 1)), (dim,)), _INT64)
 
 
-def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+def _extremum_and_index(x: Array, dim: int, reduce: Reduction) -> tuple[Array, Array]:
     """Returns the extremum along one dimension, and its first index. NaN counts as the extremum, for both maximum and minimum.
 
     The two are separate plain reductions, since XLA does not vectorize a reduction over pairs of value and index.
@@ -206,7 +192,7 @@ def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[in
     return best, first_index(hits, dim)
 
 
-def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Reduction) -> tuple[Array, Array]:
     if x.ndim == 0:
         return x, lax.full((), 0, _INT64)
     dim = wrap(dim, x.ndim)
@@ -258,7 +244,7 @@ def min_all(x: Array, *, ctx: Context) -> Array:
     return amin(x, ctx=ctx)
 
 
-def _arg_extremum(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
+def _arg_extremum(x: Array, dim: int | None, keepdim: bool, reduce: Reduction) -> Array:
     if dim is None:
         index = _extremum_of_dim(lax.reshape(x, (x.size,)), 0, False, reduce)[1]
         return lax.reshape(index, (1,) * x.ndim) if keepdim else index
@@ -286,10 +272,6 @@ def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     return _arg_extremum(x, dim, keepdim, reduce_min)
 
 
-def _is_nonzero(x: Array) -> Array:
-    return convert(x, _BOOL) if dtypes.is_bool(x.dtype) else lax.ne(x, lax.full_like(x, 0))
-
-
 def _logical_dtype(x: Array) -> DType:
     """Returns the result dtype of any and all: uint8 for uint8, which was PyTorch's first bool dtype, else bool."""
     return x.dtype if x.dtype == np.uint8 else _BOOL
@@ -303,7 +285,7 @@ def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
-    return apply_keepdim(convert(lax.reduce_or(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.reduce_or(convert(x, _BOOL), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 @lowers(aten.all.dim, aten.all.dims)
@@ -314,7 +296,7 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
-    return apply_keepdim(convert(lax.reduce_and(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.reduce_and(convert(x, _BOOL), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 def _logical_dims(dim: Dims, rank: int) -> tuple[int, ...]:
@@ -349,7 +331,7 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
     Shape:  x without `dim` (all dimensions if None or empty).
     Dtype:  int64.
     """
-    return lax.reduce_sum(convert(_is_nonzero(x), _INT64), reduction_dims(dim, x.ndim))
+    return lax.reduce_sum(convert(convert(x, _BOOL), _INT64), reduction_dims(dim, x.ndim))
 
 
 @lowers(aten.hash_tensor.default)
@@ -374,13 +356,12 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
     divisor = max(count - (1 if correction is None else correction), 0)
 
     def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
-        x = convert(x, dtypes.accumulator(x.dtype))
-        total = vectorized_sum(x, dims)
-        mean = lax.div(total, _number_like(count, total))
+        x = to_accumulator(x)
+        mean = mean_over(x, dims, vectorized_sum)
         deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
         parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
         sum_of_squares = functools.reduce(lax.add, [vectorized_sum(lax.square(part), dims) for part in parts])
-        return lax.div(sum_of_squares, _number_like(divisor, sum_of_squares)), mean
+        return lax.div(sum_of_squares, lax.full_like(sum_of_squares, divisor)), mean
 
     variance, mean = _reduce_to_several(ctx, x, dims, moments)
     return variance, mean, dims
@@ -443,9 +424,7 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x; the default float for bool and integers.
     """
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
-    dims = reduction_dims(dim, x.ndim)
-    result = _reduce(ctx, x, dims, lambda x, dims: _logsumexp(convert(x, dtypes.accumulator(out)), dims))
-    return apply_keepdim(convert(result, out), x, dims, keepdim)
+    return _reduce_in(ctx, x, dim, keepdim, out, _logsumexp)
 
 
 def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
@@ -453,7 +432,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
         return lax.log(lax.reduce_sum(x, tuple(dims)))
     largest = reduce_max(lax.real(x) if dtypes.is_complex(x.dtype) else x, dims)
     # Subtracting an infinite maximum would compute inf - inf.
-    largest = lax.select(lax.is_finite(largest), largest, _number_like(0, largest))
+    largest = lax.select(lax.is_finite(largest), largest, lax.full_like(largest, 0))
     shift = convert(largest, x.dtype)
     total = lax.log(vectorized_sum(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
@@ -479,13 +458,13 @@ def linalg_vector_norm(
                 return lax.reduce_sum(magnitude, tuple(dims))
             return ctx.max(magnitude, dims) if ord > 0 else ctx.min(magnitude, dims)
         if ord == 0:
-            return ctx.sum(convert(lax.ne(magnitude, _number_like(0, magnitude)), magnitude.dtype), dims)
+            return ctx.sum(convert(lax.ne(magnitude, lax.full_like(magnitude, 0)), magnitude.dtype), dims)
         if ord == 1:
             return ctx.sum(magnitude, dims)
         if ord == 2:
             return lax.sqrt(ctx.sum(lax.square(magnitude), dims))
-        total = ctx.sum(lax.pow(magnitude, _number_like(ord, magnitude)), dims)
-        return lax.pow(total, _number_like(1 / ord, total))
+        total = ctx.sum(lax.pow(magnitude, lax.full_like(magnitude, ord)), dims)
+        return lax.pow(total, lax.full_like(total, 1 / ord))
 
     return apply_keepdim(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)
 

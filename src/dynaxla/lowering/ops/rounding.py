@@ -1,4 +1,4 @@
-"""Rounding towards zero, and rounding to a half type after each step, for ops whose result depends on the last bit of ATen's arithmetic."""
+"""Rounding to integers, and rounding to a half type after each step, for ops whose result depends on the last bit of ATen's arithmetic."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def rounded(x: Array, dtype: DType) -> Array:
     # For denormals of `dtype`, lax.reduce_precision would return zero.
     small = lax.lt(lax.abs(x), number(float(limits.tiny), x.dtype))
     return lax.select(small, x, lax.reduce_precision(x, limits.nexp, limits.nmant))
+
+
+def round_half_to_even(x: Array) -> Array:
+    """Rounds x to the nearest integers. Unlike `jnp.rint`, it adds no inner jaxpr, so passes see the rounding."""
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
 def truncate(x: Array) -> Array:

@@ -14,7 +14,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
-from ..promotion import convert, full_like
+from ..promotion import convert, full_like, to_accumulator
 from ..registry import lowers
 from .indexing import take_along
 from .scans import running_sum
@@ -91,17 +91,12 @@ class _Segments:
     def broadcast(self, values: Array) -> Array:
         """Returns the values of the segment of each row, and 0 for a row in no segment."""
         gathered = take_along(values, 0, self.segment)
-        return lax.select(
-            self._columns(lax.lt(self.segment, full_like(self.segment, self.total)), gathered), gathered, full_like(gathered, 0)
-        )
-
-    @staticmethod
-    def _columns(values: Array, like: Array) -> Array:
-        return lax.broadcast_in_dim(values, like.shape, [0])
+        is_in_segment = lax.lt(self.segment, full_like(self.segment, self.total))
+        return lax.select(lax.broadcast_in_dim(is_in_segment, gathered.shape, [0]), gathered, full_like(gathered, 0))
 
     def columns_of_lengths(self, like: Array) -> Array:
         """Returns the length of each segment, broadcast to the shape and in the dtype of `like`, (segments, inner)."""
-        return self._columns(convert(self.lengths, like.dtype), like)
+        return lax.broadcast_in_dim(convert(self.lengths, like.dtype), like.shape, [0])
 
 
 @lowers(aten.segment_reduce.default)
@@ -132,7 +127,7 @@ def segment_reduce(
     if 0 in segments.shape:
         return lax.full(segments.shape, 0, data.dtype)
     reduction = _REDUCTIONS[reduce]
-    rows = segments.rows(convert(data, dtypes.accumulator(data.dtype)))
+    rows = segments.rows(to_accumulator(data))
     out = segments.reduce(rows, reduction, _IDENTITIES[reduction] if initial is None else initial)
     if reduce == "mean":
         sizes = segments.columns_of_lengths(out)

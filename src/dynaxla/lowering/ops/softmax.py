@@ -12,16 +12,11 @@ from ..cpu.materialize import in_memory
 from ..cpu.vectorized_reductions import fast_reduce_max, reduce_max, reduce_sum
 from ..dimensions import definitely
 from ..dtypes import DType
-from ..promotion import convert, number
+from ..promotion import broadcast_back, convert, number, to_accumulator
 from ..registry import lowers
 
 # Up to this number of rows, XLA:CPU recomputes the exponentials in each step of the loop that sums them, unless they are in memory.
 _MAX_RECOMPUTED_ROWS = 8
-
-
-def _broadcast_back(x: Array, shape: tuple[int, ...], dim: int) -> Array:
-    """Broadcasts x, which lacks `dim`, to `shape`."""
-    return lax.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d != dim])
 
 
 def minus_largest(x: Array, largest: Array) -> Array:
@@ -40,12 +35,12 @@ def _shifted(x: Array, dim: int) -> Array:
 
     In a row with a NaN, the NaN stays NaN, and the other elements may be above 0.
     """
-    return minus_largest(x, _broadcast_back(fast_reduce_max(x, (dim,)), x.shape, dim))
+    return minus_largest(x, broadcast_back(fast_reduce_max(x, (dim,)), x.shape, (dim,)))
 
 
 def _widened(x: Array, dim: int) -> tuple[Array, int]:
     """Returns x in the accumulator's dtype and with a rank of at least 1, and `dim` as a nonnegative number."""
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     return (wide, dim % x.ndim) if x.ndim else (lax.reshape(wide, (1,)), 0)
 
 
@@ -62,7 +57,7 @@ def _normalized_exponentials(wide: Array, dim: int) -> Array:
     weights = exp_nonpositive(_shifted(wide, dim))
     if definitely(lambda: wide.size <= _MAX_RECOMPUTED_ROWS * wide.shape[dim]):
         weights = in_memory(weights)
-    return lax.div(weights, _broadcast_back(reduce_sum(weights, (dim,)), wide.shape, dim))
+    return lax.div(weights, broadcast_back(reduce_sum(weights, (dim,)), wide.shape, (dim,)))
 
 
 @lowers(aten._softmax.default)
@@ -86,7 +81,7 @@ def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     wide, dim = _widened(x, dim)
     shifted = _shifted(wide, dim)
     total = lax.log(reduce_sum(in_memory(exp_nonpositive(shifted)), (dim,)))
-    return _like_input(lax.sub(shifted, _broadcast_back(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
+    return _like_input(lax.sub(shifted, broadcast_back(total, wide.shape, (dim,))), x, _result_dtype(x, half_to_float))
 
 
 @lowers(aten._safe_softmax.default)
@@ -101,7 +96,7 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
     largest = reduce_max(wide, (dim,))
     is_all_minus_inf = lax.eq(largest, lax.full_like(largest, -float("inf")))
     out = _normalized_exponentials(wide, dim)
-    return _like_input(lax.select(_broadcast_back(is_all_minus_inf, wide.shape, dim), lax.full_like(out, 0), out), x, result_dtype)
+    return _like_input(lax.select(broadcast_back(is_all_minus_inf, wide.shape, (dim,)), lax.full_like(out, 0), out), x, result_dtype)
 
 
 @lowers(aten._softmax_backward_data.default)
@@ -114,7 +109,7 @@ def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -
     wide_grad, dim = _widened(grad, dim)
     wide_output, _ = _widened(output, dim)
     total = reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
-    return _like_input(lax.mul(lax.sub(wide_grad, _broadcast_back(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
+    return _like_input(lax.mul(lax.sub(wide_grad, broadcast_back(total, wide_grad.shape, (dim,))), wide_output), grad, input_dtype)
 
 
 @lowers(aten._log_softmax_backward_data.default)
@@ -126,5 +121,5 @@ def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DTyp
     """
     wide_grad, dim = _widened(grad, dim)
     wide_output, _ = _widened(output, dim)
-    total = _broadcast_back(reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
+    total = broadcast_back(reduce_sum(wide_grad, (dim,)), wide_grad.shape, (dim,))
     return _like_input(lax.sub(wide_grad, lax.mul(lax.exp(wide_output), total)), grad, input_dtype)

@@ -14,8 +14,9 @@ from ..dimensions import definitely, slice_dim, wrap
 from ..promotion import convert, expand, result_type
 from ..registry import lowers
 from .bounds import refuse_unless, require_index
+from .comparison import is_nan
 from .indexing import gather, take_along
-from .reductions import apply_keepdim, first_index, is_nan
+from .reductions import apply_keepdim, first_index
 
 _INT32 = np.dtype(np.int32)
 _INT64 = np.dtype(np.int64)

@@ -13,8 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...torch_ops import aten
-from .. import dtypes
-from ..promotion import Promotion, convert, elementwise, full_like, number
+from ..promotion import Promotion, convert, elementwise, full_like, number, to_accumulator
 from ..registry import lower_table, lowers
 from .bessel import chebyshev_series
 
@@ -229,7 +228,7 @@ def frexp(x: Array) -> tuple[Array, Array]:
     Shape:  both: that of x.
     Dtype:  that of x; int32.
     """
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     mantissa, exponent = jax.numpy.frexp(wide)
     is_special = lax.bitwise_or(lax.eq(wide, number(0, wide.dtype)), lax.bitwise_not(lax.is_finite(wide)))
     mantissa = lax.select(is_special, wide, mantissa)

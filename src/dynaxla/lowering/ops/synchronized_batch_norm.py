@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import math
-
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert, full_like, number
+from ..promotion import convert, expand_leading, full_like, number, to_accumulator
 from ..registry import lowers
-
-
-def _to_accumulator(x: Array) -> Array:
-    """Returns x in the accumulator's dtype."""
-    return convert(x, dtypes.accumulator(x.dtype))
-
-
-def _all_dims_but_channels(x: Array) -> list[int]:
-    return [0, *range(2, x.ndim)]
+from .moments import dims_but_channels, inverse_std, moments_over
 
 
 def _per_channel(statistic: Array, x: Array) -> Array:
     return lax.broadcast_in_dim(convert(statistic, dtypes.accumulator(x.dtype)), x.shape, (1,))
 
 
-def _inverse_std(variance: Array, eps: float) -> Array:
-    return lax.rsqrt(lax.add(variance, number(eps, variance.dtype)))
-
-
 def _moments(x: Array) -> tuple[Array, Array]:
     """Returns mean and biased variance of each channel."""
-    dims = _all_dims_but_channels(x)
-    count = math.prod(x.shape[dim] for dim in dims)
-    total = lax.reduce_sum(_to_accumulator(x), dims)
-    mean = lax.div(total, full_like(total, count))
-    squares = lax.reduce_sum(lax.square(lax.sub(_to_accumulator(x), _per_channel(mean, x))), dims)
-    return mean, lax.div(squares, full_like(squares, count))
+    mean, variance, _ = moments_over(to_accumulator(x), dims_but_channels(x))
+    return mean, variance
 
 
 def _reject_running_statistics(*statistics: Array | None) -> None:
@@ -55,7 +37,7 @@ def batch_norm_stats(x: Array, eps: float) -> tuple[Array, Array]:
     Dtype:  the accumulator's: float32 for half types.
     """
     mean, variance = _moments(x)
-    return mean, _inverse_std(variance, eps)
+    return mean, inverse_std(variance, eps)
 
 
 @lowers(aten.batch_norm_update_stats.default)
@@ -88,15 +70,15 @@ def batch_norm_gather_stats_with_counts(
     Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare this.
     """
     _reject_running_statistics(running_mean, running_var)
-    means, deviations = _to_accumulator(mean), lax.div(full_like(invstd, 1), _to_accumulator(invstd))
+    means, deviations = to_accumulator(mean), lax.div(full_like(invstd, 1), to_accumulator(invstd))
     count = convert(counts, means.dtype)
-    weights = lax.broadcast_in_dim(count, means.shape, range(count.ndim))
+    weights = expand_leading(count, means.shape)
     total = lax.reduce_sum(weights, (0,))
     total_mean = lax.div(lax.reduce_sum(lax.mul(means, weights), (0,)), total)
     distances = lax.sub(means, lax.broadcast_in_dim(total_mean, means.shape, (1,)))
     variances = lax.add(lax.sub(lax.square(deviations), number(eps, means.dtype)), lax.square(distances))
     variance = lax.div(lax.reduce_sum(lax.mul(variances, weights), (0,)), total)
-    return convert(total_mean, mean.dtype), convert(_inverse_std(variance, eps), invstd.dtype)
+    return convert(total_mean, mean.dtype), convert(inverse_std(variance, eps), invstd.dtype)
 
 
 @lowers(aten.batch_norm_gather_stats.default)
@@ -121,7 +103,7 @@ def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: A
     Shape:  that of x.
     Dtype:  that of x.
     """
-    out = lax.mul(lax.sub(_to_accumulator(x), _per_channel(mean, x)), _per_channel(invstd, x))
+    out = lax.mul(lax.sub(to_accumulator(x), _per_channel(mean, x)), _per_channel(invstd, x))
     if weight is not None:
         out = lax.mul(out, _per_channel(weight, x))
     if bias is not None:
@@ -138,10 +120,10 @@ def batch_norm_backward_reduce(
     Shape:  each (channel).
     Dtype:  that of the mean for both sums; that of the weight, or of x without a weight, for both gradients.
     """
-    dims = _all_dims_but_channels(x)
-    wide = _to_accumulator(grad)
+    dims = dims_but_channels(x)
+    wide = to_accumulator(grad)
     total = lax.reduce_sum(wide, dims)
-    product = lax.reduce_sum(lax.mul(wide, lax.sub(_to_accumulator(x), _per_channel(mean, x))), dims)
+    product = lax.reduce_sum(lax.mul(wide, lax.sub(to_accumulator(x), _per_channel(mean, x))), dims)
     dtype = x.dtype if weight is None else weight.dtype
     return (
         convert(total, mean.dtype) if input_g else None,
@@ -160,11 +142,11 @@ def batch_norm_backward_elemt(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    inverse = _to_accumulator(invstd)
+    inverse = to_accumulator(invstd)
     total = lax.reduce_sum(convert(count, inverse.dtype), range(count.ndim))
     inverse_count = lax.broadcast_in_dim(lax.div(number(1, inverse.dtype), total), inverse.shape, ())
     factor_of_distance = lax.mul(lax.mul(convert(sum_dy_xmu, inverse.dtype), inverse_count), lax.square(inverse))
-    out = lax.sub(_to_accumulator(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), inverse_count), x))
-    out = lax.sub(out, lax.mul(lax.sub(_to_accumulator(x), _per_channel(mean, x)), _per_channel(factor_of_distance, x)))
+    out = lax.sub(to_accumulator(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), inverse_count), x))
+    out = lax.sub(out, lax.mul(lax.sub(to_accumulator(x), _per_channel(mean, x)), _per_channel(factor_of_distance, x)))
     factor = inverse if weight is None else lax.mul(inverse, convert(weight, inverse.dtype))
     return convert(lax.mul(out, _per_channel(factor, x)), x.dtype)

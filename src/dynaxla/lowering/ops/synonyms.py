@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from jax import lax
+from jax import numpy as jnp
 
 from ...torch_ops import aten
 from ..registry import lower_table
-from .creation import conjugate, view_dtype
+from .creation import view_dtype
 from .reductions import aminmax
 from .scans import logcumsumexp
 from .shape import stack
@@ -15,7 +16,7 @@ lower_table(
     {
         aten.detach_copy.default: lambda x: x,
         aten._lazy_clone.default: lambda x: x,
-        aten._conj_copy.default: conjugate,
+        aten._conj_copy.default: jnp.conj,
         aten._neg_view_copy.default: lax.neg,
         aten._reshape_alias.default: lambda x, size, stride: lax.reshape(x, size),
         aten._reshape_alias_copy.default: lambda x, size, stride: lax.reshape(x, size),

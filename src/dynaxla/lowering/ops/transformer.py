@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from jax import Array, lax
 
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..promotion import convert
+from ..promotion import convert, to_accumulator
 from ..registry import lowers
 from .matmul import contract
 from .normalization import normalize_last
@@ -153,9 +152,9 @@ def transformer_encoder_layer(
         return convert(normalize_last(y, 1, weight, bias, eps)[0], y.dtype)
 
     def activation(y: Array) -> Array:
-        wide: Any = convert(y, dtypes.accumulator(y.dtype))
         if not use_gelu:
             return lax.max(y, lax.full_like(y, 0))
+        wide = to_accumulator(y)
         half = lax.full_like(wide, 0.5)
         inner = lax.erf(lax.mul(wide, lax.full_like(wide, math.sqrt(0.5))))
         return convert(lax.mul(lax.mul(half, wide), lax.add(inner, lax.full_like(wide, 1))), y.dtype)

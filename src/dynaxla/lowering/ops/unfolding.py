@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from jax import Array, lax
 
 from ...torch_ops import aten
-from .. import dtypes
-from ..promotion import convert, number
+from ..promotion import convert, number, to_accumulator
 from ..registry import lowers
 
 Pair = Sequence[int]
@@ -56,7 +55,7 @@ def col2im(x: Array, output_size: Pair, kernel_size: Pair, dilation: Pair, paddi
     batch, channels = x.shape[:-2], x.shape[-2] // len(starts)
     if 0 in x.shape:
         return lax.full((*batch, channels, *output_size), 0, x.dtype)
-    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = to_accumulator(x)
     windows = lax.reshape(wide, (*batch, channels, len(starts), *counts))
     outer = len(batch) + 1
     padded = [size + 2 * width for size, width in zip(output_size, padding, strict=True)]

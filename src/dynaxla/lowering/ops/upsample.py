@@ -17,12 +17,12 @@ from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
+from ..dimensions import Sizes
 from ..dtypes import DType
 from ..promotion import convert
 from ..registry import registry
 from .windows import Windows
 
-Sizes = Sequence[int]
 Scale = float | None
 # A function of the dtype of the computation, the input size, the output size, align_corners and the user's scale, which returns the windows
 # of one dimension.

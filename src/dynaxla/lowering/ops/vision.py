@@ -16,6 +16,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
+from .rounding import round_half_to_even
 
 # Values of the arguments `interpolation_mode` and `padding_mode`.
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
@@ -142,7 +143,7 @@ def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, a
             continue
         position = _bring_inside(position, size, padding_mode, align_corners)
         if interpolation_mode == _NEAREST:
-            reads.append([(lax.round(position, lax.RoundingMethod.TO_NEAREST_EVEN), lax.full_like(position, 1))])
+            reads.append([(round_half_to_even(position), lax.full_like(position, 1))])
         else:
             reads.append(_linear_reads(position))
     return lax.reshape(_weighted_sum(x, reads), (x.shape[0], x.shape[1], *grid.shape[1:-1]))

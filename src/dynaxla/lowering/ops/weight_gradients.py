@@ -15,12 +15,11 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_last, order_between_convolutions
+from ..dimensions import Sizes
 from ..dtypes import DType
 from ..implementations import Implementations, Operand
 from ..promotion import convert
 from ..settings import precision_for
-
-Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jax import Array, lax
 
+from ..promotion import broadcast_back
+
 # Up to this number of reads per window, the sum of a window is unrolled: XLA:CPU does not vectorize reductions of so few elements.
 _FEW_READS = 8
 
@@ -112,7 +114,7 @@ def take(x: Array, index: np.ndarray, dim: int) -> Array:
         repeats = len(indices) // x.shape[dim] if x.shape[dim] else 0
         if repeats > 1 and np.array_equal(indices, np.repeat(np.arange(x.shape[dim]), repeats)):
             shape = (*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :])
-            repeated = lax.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d != dim + 1])
+            repeated = broadcast_back(x, shape, (dim + 1,))
             return lax.reshape(repeated, (*x.shape[:dim], len(indices), *x.shape[dim + 1 :]))
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(*range(dim), *range(dim + index.ndim, x.ndim - 1 + index.ndim)),

@@ -294,12 +294,10 @@ def _is_listed(container: Container) -> bool:
     """True if the values that `gc.get_referents` lists show each change of a container's entries, together with the keys of a dict."""
     if isinstance(container.target, (dict, types.CellType)) or type(container.target) in (list, set, deque):
         return True
-    if isinstance(container.target, Attributes) and isinstance(container.target.owner, types.FunctionType):
-        return True
+    if isinstance(container.target, Attributes):
+        return isinstance(container.target.owner, types.FunctionType)  # a value may move from slot to slot
     if isinstance(container.target, contextvars.ContextVar):
         return False
-    if isinstance(container.target, Attributes) and len(container.items) < len(container.target.names):
-        return False  # a value may move to a slot that is empty
     return {id(value) for value in container.items.values()} <= set(map(id, gc.get_referents(*_referrers(container))))
 
 

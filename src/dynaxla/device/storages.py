@@ -296,8 +296,7 @@ def array_from_cpu(tensor: torch.Tensor, device_or_sharding: meshes.DeviceOrMesh
     """Copies the value of a CPU tensor to an array in the tensor's logical shape, on a device or with a sharding. Raises: ForkError."""
     if forks.has_lost_xla():
         raise forks.fork_error()
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        return jax.device_put(_host_copy(tensor), device_or_sharding)
+    return meshes.device_put(_host_copy(tensor), device_or_sharding)
 
 
 def _host_copy(tensor: torch.Tensor) -> np.ndarray:

@@ -33,7 +33,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ...capture.graph import AtenGraph, written_inputs
 from ...lowering.fallback import mutates
-from ...lowering.graphs import FOR_CHECKS, view_source
+from ...lowering.graphs import FOR_CHECKS, is_tensor, view_source
 from ...lowering.interpreter import is_plain_python
 from ...lowering.ops.commit_if_ok import commit_if_ok
 from ...runtime import private
@@ -186,7 +186,7 @@ class _Splitter:
     def _cloned_out_of(self, node: Node, memory: _Memory) -> Node:
         """Returns the program's node for a value, cloned if the value is in `memory`."""
         copy = self._copies[node]
-        return call(self._program, aten.clone.default, copy) if _is_tensor(node) and memory.holds(node) else copy
+        return call(self._program, aten.clone.default, copy) if is_tensor(node) and memory.holds(node) else copy
 
     def _write_unless_failed(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
         """Returns an in-place op, and the arguments after its target, for a write whose failure is reported late.
@@ -257,13 +257,13 @@ class _Splitter:
         needed = {
             symbol
             for node in self._program.nodes
-            if node.op != "placeholder" or _is_tensor(node)
+            if node.op != "placeholder" or is_tensor(node)
             for symbol in symbols(node.meta.get("val"))
         }
         remaining = []
         for position, node in enumerate(self._placeholders):
             copy = self._copies[node]
-            if copy.users or _is_tensor(node) or not needed.isdisjoint(symbols(node.meta["val"])):
+            if copy.users or is_tensor(node) or not needed.isdisjoint(symbols(node.meta["val"])):
                 remaining.append(position)
             else:
                 self._program.erase_node(copy)
@@ -275,7 +275,7 @@ class _Memory:
 
     def __init__(self, inputs: Collection[Node]) -> None:
         self._inputs = set(inputs)
-        self._storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
+        self._storages = {private.storage_id(item.meta["val"]) for item in inputs if is_tensor(item)}
 
     def holds(self, node: Node) -> bool:
         """True if a node's tensor shares one of these storages, according to its chain of views or its fake tensor."""
@@ -283,10 +283,6 @@ class _Memory:
         while (source := view_source(origin)) is not None:
             origin = source
         return origin in self._inputs or private.storage_id(node.meta["val"]) in self._storages
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_number(node: Node) -> bool:

@@ -12,16 +12,13 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
+from ...lowering.graphs import is_tensor
 from ...lowering.ops.masking import write_into
 from ...torch_ops import aten, prims
 from .padded_layers import checked_indices
 from .padded_rules import END, argument, replace_by, require_single_prefix, rule, value
 from .padding_rewrite import PaddingRewrite
 from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, common_extent, size_of, with_extent
-
-
-def _is_tensor(item: Any) -> bool:
-    return isinstance(item, Node) and isinstance(item.meta.get("val"), torch.Tensor)
 
 
 def _non_uniform(extents: Extents) -> Extents:
@@ -92,7 +89,7 @@ def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     if reduce not in ("set", *_NEUTRAL, *_BY_EDGE_FILLING):
         raise NoPaddingRule(f"it scatters with reduce={reduce!r}")
     source = node.args[3]
-    if _is_tensor(source):
+    if is_tensor(source):
         assert isinstance(source, Node)
         for d, (source_extent, index_extent) in enumerate(zip(_non_uniform(rewrite.extents_of(source)), index_extents, strict=True)):
             is_read = d != dim and _is_prefix(source_extent, source, d) and _is_prefix(index_extent, index, d)

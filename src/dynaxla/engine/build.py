@@ -36,16 +36,8 @@ SLOW_COMPILATION = 0.5
 
 
 def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runnable:
-    """Returns the graph's executable: an `EagerExecutable`, which calls torch's kernels, if XLA would not improve on them."""
-    if prefers_eager(unit, specialised):
-        specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
-        if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
-            heap.keep_freed_memory()
-        graph = EagerGraph(unit.interpreter.module, [*specialised.buffers.nodes, *specialised.buffers.numbers])
-        with _building_events(unit, specialised) as built:
-            built.append(EagerExecutable(unit.name, graph, specialised.buffers, unit.device))
-        return built[0]
-    return build(unit, specialised)
+    """Returns the graph's executable: that of `eager_executable` if there is one, else that of `build`."""
+    return eager_executable(unit, specialised) or build(unit, specialised)
 
 
 def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
@@ -60,14 +52,22 @@ def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     return executable
 
 
-def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
-    """True if torch's kernels should run the graph, because XLA would not be faster."""
+def eager_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> EagerExecutable | None:
+    """Returns an executable that calls torch's kernels if XLA would not be faster than they are, else None."""
     if specialised.function is None or unit.device_kind is not None or unit.platform != "cpu" or not unit.may_run_eagerly:
-        return False
+        return None
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
-    needed = unit.interpreter.needed([*specialised.buffers.nodes, *specialised.buffers.numbers])
-    with _building_events(unit, specialised):
-        return unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx)
+    outputs = [*specialised.buffers.nodes, *specialised.buffers.numbers]
+    needed = unit.interpreter.needed(outputs)
+    with _building_events(unit, specialised) as built:
+        if not unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx):
+            return None
+        specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
+        if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
+            heap.keep_freed_memory()
+        executable = EagerExecutable(unit.name, EagerGraph(unit.interpreter.module, outputs), specialised.buffers, unit.device)
+        built.append(executable)
+        return executable
 
 
 @contextlib.contextmanager

@@ -16,18 +16,19 @@ from ..errors import DeviceMismatch, UnsupportedTensor
 # The devices on which a program runs: one device, or all devices of a mesh (given as the mesh's replicated sharding).
 DeviceOrMesh: TypeAlias = jax.Device | NamedSharding
 
-# [True] after `expect_sharded_arrays`, else [].
-_expected: list[bool] = []
+# True after `expect_sharded_arrays`.
+_expected = False
 
 
 def expect_sharded_arrays() -> None:
     """Makes calls of programs check for sharded arrays from now on. Must be called before the process creates its first mesh."""
-    _expected[:] = [True]
+    global _expected
+    _expected = True
 
 
 def may_have_sharded_arrays() -> bool:
     """True if `expect_sharded_arrays` was called. Otherwise each array of this process is on one device."""
-    return bool(_expected)
+    return _expected
 
 
 class _CompileOnly(threading.local):

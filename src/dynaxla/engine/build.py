@@ -13,7 +13,7 @@ import jax
 from ..buffers.native import NativeBuffers
 from ..buffers.protocol import Buffers
 from ..errors import CompilationError
-from ..lowering import dtypes
+from ..lowering import Interpreter, SymbolValues, dtypes
 from ..lowering.context import Context
 from ..lowering.cpu import unfusable_graphs
 from ..lowering.xla_collectives import calls_in
@@ -44,7 +44,7 @@ def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     """Returns an XLA executable of the graph: from the stores if they have its program, else newly traced, lowered and compiled."""
     start = time.perf_counter()
     dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
-    with programs.below_caller(), _building_events(unit, specialised) as built, dumping:
+    with programs.below_caller(), building_events(unit.name, unit.interpreter, specialised.symbols) as built, dumping:
         executable = _build(unit, specialised)
         built.append(executable)
     if time.perf_counter() - start > SLOW_COMPILATION and unit.options.heap == "keep":
@@ -59,7 +59,7 @@ def eager_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Ea
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
     outputs = [*specialised.buffers.nodes, *specialised.buffers.numbers]
     needed = unit.interpreter.needed(outputs)
-    with _building_events(unit, specialised) as built:
+    with building_events(unit.name, unit.interpreter, specialised.symbols) as built:
         if not unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx):
             return None
         specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
@@ -71,8 +71,13 @@ def eager_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Ea
 
 
 @contextlib.contextmanager
-def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> Iterator[list[Runnable]]:
+def building_events(name: str, interpreter: Interpreter, symbols: SymbolValues) -> Iterator[list[Runnable]]:
     """Emits `CompileStarted` on entry and `CompileEnded` on exit.
+
+    Args:
+        name: The graph's name.
+        interpreter: The graph's interpreter.
+        symbols: The values of its size symbols.
 
     Yields: an empty list. `CompileEnded` reports the runnable that the caller has appended to the list, if any.
     """
@@ -80,11 +85,11 @@ def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> It
     if not events.has_listeners():
         yield built
         return
-    events.emit(events.CompileStarted(unit.name, unit.interpreter, specialised.symbols))
+    events.emit(events.CompileStarted(name, interpreter, symbols))
     try:
         yield built
     finally:
-        events.emit(events.CompileEnded(unit.name, built[0] if built else None))
+        events.emit(events.CompileEnded(name, built[0] if built else None))
 
 
 def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
-from ..torch_ops import aten
+from ..torch_ops import aten, passed_arguments
 
 # In training, these batch norms write to their running statistics, and their schemas do not declare it.
 _WRITE_STATISTICS = {
@@ -26,11 +26,11 @@ def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         kwargs: the keyword arguments, likewise.
     """
     if op in _WRITE_STATISTICS:
-        passed = _passed_arguments(op, args, kwargs)
+        passed = passed_arguments(op, args, kwargs)
         return {name: passed.get(name) for name in ("running_mean", "running_var")} if passed.get("training", True) else {}
     # The schemas of in-place collectives do not declare their writes.
     if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):
-        return _passed_arguments(op, args, kwargs)
+        return passed_arguments(op, args, kwargs)
     if not op._schema.is_mutable:
         return {}
     return {
@@ -38,11 +38,6 @@ def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         for position, argument in enumerate(op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     }
-
-
-def _passed_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a call of an op passes, by name."""
-    return {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
 
 
 def has_own_dispatch(kind: type) -> bool:

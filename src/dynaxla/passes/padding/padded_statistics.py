@@ -80,6 +80,18 @@ class _StatisticsBuilder:
         centered = self.add(aten.sub.Tensor, x, mean)
         return mean, self.total(self.add(aten.mul.Tensor, centered, centered)), centered
 
+    def normalize(self, x: Node, eps: Any) -> tuple[Node, Node, Node, Node]:
+        """Returns x with mean 0 and variance 1, its mean, the inverse of its standard deviation, and the sum of squared deviations."""
+        mean, squares, centered = self.moments(x)
+        inverse = self.add(aten.rsqrt.default, self.add(aten.add.Tensor, self.add(aten.div.Tensor, squares, self.count()), eps))
+        return self.add(aten.mul.Tensor, centered, inverse), mean, inverse, squares
+
+    def input_gradient(self, grad: Node, normalized_x: Node, inverse: Node) -> Node:
+        """Returns the gradient of x in `normalize`, from the gradient of its result. The other arguments are the results of `normalize`."""
+        for term in (self.total(grad), self.add(aten.mul.Tensor, normalized_x, self.total(self.add(aten.mul.Tensor, grad, normalized_x)))):
+            grad = self.add(aten.sub.Tensor, grad, self.add(aten.div.Tensor, term, self.count()))
+        return self.add(aten.mul.Tensor, grad, inverse)
+
     def without_dims(self, node: Node) -> Node:
         """Returns a statistic without `dims`, which have size 1."""
         shape = [size for dim, size in enumerate(value(node).shape) if dim not in self.dims]
@@ -186,9 +198,7 @@ def _norm_of_rounded_rows(rewrite: PaddingRewrite, node: Node, rows: int) -> Ext
     assert isinstance(x, Node)
     extents = rewrite.extents_of(x)
     builder = _builder(rewrite, range(rows, len(extents)), extents, value(x))
-    mean, squares, centered = builder.moments(builder.convert(x))
-    inverse = builder.add(aten.rsqrt.default, builder.add(aten.add.Tensor, builder.add(aten.div.Tensor, squares, builder.count()), eps))
-    out = builder.add(aten.mul.Tensor, centered, inverse)
+    out, mean, inverse, _ = builder.normalize(builder.convert(x), eps)
     for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if parameter is not None:
             extents = broadcast([extents, rewrite.extents_of(parameter)])
@@ -224,14 +234,8 @@ def _norm_of_rounded_rows_backward(rewrite: PaddingRewrite, node: Node, rows: Ex
     mean_x, inverse_std, grads = (builder.convert(item) for item in (mean, inverse, grad))
     normalized_x = builder.add(aten.mul.Tensor, builder.add(aten.sub.Tensor, builder.convert(x), mean_x), inverse_std)
     scaled = grads if weight is None else builder.add(aten.mul.Tensor, grads, builder.convert(weight))
-    grad_x = scaled
-    for term in (
-        builder.total(scaled),
-        builder.add(aten.mul.Tensor, normalized_x, builder.total(builder.add(aten.mul.Tensor, scaled, normalized_x))),
-    ):
-        grad_x = builder.add(aten.sub.Tensor, grad_x, builder.add(aten.div.Tensor, term, builder.count()))
     row_builder = _builder(rewrite, range(len(rows)), extents, value(x))
-    found = [builder.add(aten.mul.Tensor, grad_x, inverse_std), builder.add(aten.mul.Tensor, grads, normalized_x), grads]
+    found = [builder.input_gradient(scaled, normalized_x, inverse_std), builder.add(aten.mul.Tensor, grads, normalized_x), grads]
     if rows:
         found[1:] = [row_builder.without_dims(row_builder.total(item)) for item in found[1:]]
     result_extents = [builder.extents, *[builder.extents[len(rows) :]] * 2]
@@ -266,9 +270,7 @@ def _batch_norm(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     if statistics and not training:
         raise NoPaddingRule("a batch norm returns its running statistics")
     builder = _builder(rewrite, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
-    mean, squares, centered = builder.moments(builder.convert(x))
-    inverse = builder.add(aten.rsqrt.default, builder.add(aten.add.Tensor, builder.add(aten.div.Tensor, squares, builder.count()), eps))
-    out = builder.add(aten.mul.Tensor, centered, inverse)
+    out, mean, inverse, squares = builder.normalize(builder.convert(x), eps)
     for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if parameter is not None:
             out = builder.add(op, out, builder.channel_vector(parameter))
@@ -385,9 +387,8 @@ def _group_norm(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     if any(map(rewrite.is_padded, extents[2:])):
         channel_groups = _ChannelGroups.of(rewrite, x, extents, groups)
         builder = channel_groups.builder
-        mean, squares, centered = builder.moments(channel_groups.split(x))
-        inverse = builder.add(aten.rsqrt.default, builder.add(aten.add.Tensor, builder.add(aten.div.Tensor, squares, builder.count()), eps))
-        out = channel_groups.merge(builder.add(aten.mul.Tensor, centered, inverse))
+        out, mean, inverse, _ = builder.normalize(channel_groups.split(x), eps)
+        out = channel_groups.merge(out)
         image_builder = _builder(rewrite, (), extents, value(x))
         for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
             if parameter is not None:
@@ -412,17 +413,11 @@ def _group_norm_backward(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
         if weight is not None:
             scaled = image_builder.add(aten.mul.Tensor, scaled, image_builder.channel_vector(weight))
         grads = channel_groups.split(scaled)
-        grad_x = grads
-        for term in (
-            builder.total(grads),
-            builder.add(aten.mul.Tensor, normalized_x, builder.total(builder.add(aten.mul.Tensor, grads, normalized_x))),
-        ):
-            grad_x = builder.add(aten.sub.Tensor, grad_x, builder.add(aten.div.Tensor, term, builder.count()))
         channel_builder = _builder(rewrite, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
         channel_grads = channel_builder.convert(grad)
         grad_weight = channel_builder.total(channel_builder.add(aten.mul.Tensor, channel_grads, channel_groups.merge(normalized_x)))
         found = [
-            channel_groups.merge(builder.add(aten.mul.Tensor, grad_x, inverse_std)),
+            channel_groups.merge(builder.input_gradient(grads, normalized_x, inverse_std)),
             channel_builder.without_dims(grad_weight),
             channel_builder.without_dims(channel_builder.total(channel_grads)),
         ]

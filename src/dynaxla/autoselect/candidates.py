@@ -71,6 +71,7 @@ def copy_graph(module: GraphModule) -> GraphModule:
     for name, part in module.named_children():
         if isinstance(part, GraphModule):
             setattr(result, name, copy_graph(part))
-    if hasattr(module, "_param_name_to_source"):
-        result._param_name_to_source = module._param_name_to_source
+    for name in ("_param_name_to_source",):
+        if hasattr(module, name):
+            setattr(result, name, getattr(module, name))
     return result

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla import errors
+from dynaxla import errors, user_frames
 from dynaxla.lowering.registry import Registry
 from support import internals
 
@@ -191,3 +191,16 @@ def test_verbose_tracebacks_have_all_frames_and_the_cause() -> None:
     (note,) = raised.value.__notes__
     assert note.startswith("The cause:\n")
     assert "JaxRuntimeError: INVALID_ARGUMENT: No such compile option" in note
+
+
+def test_the_line_of_a_user_whose_folder_has_the_name_of_a_library() -> None:
+    train: dict[str, Any] = {}
+    exec(compile("def train(function):\n    return function()", "/home/me/jax/train.py", "exec"), train)
+    line = "/home/me/jax/train.py:2, in train"
+    assert [train["train"](function) for function in (user_frames.location, user_frames.line)] == [line, "train.py:2, in train"]
+    with pytest.raises(RuntimeError) as raised:
+        train["train"](lambda: torch.ones(2).view(3))
+    assert user_frames.location_of(raised.value).startswith(f"{__file__}:")
+    with pytest.raises(RuntimeError) as raised:
+        train["train"](torch.ones(2).backward)
+    assert user_frames.location_of(raised.value) == line

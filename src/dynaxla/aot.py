@@ -143,8 +143,7 @@ class AotCapture:
     def _report_graph(self, graph: AtenGraph) -> AtenGraph:
         """Reports a graph to listeners, and returns it."""
         if events.has_listeners():
-            ops = [str(node.target) for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-            events.emit(events.GraphFunctionalized(self.number, graph, ops))
+            events.emit(events.GraphFunctionalized.of(self.number, graph))
         return graph
 
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:

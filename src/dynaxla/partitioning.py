@@ -66,8 +66,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
                 output_specs = {index: outputs[index].spec for index in results if index < len(outputs)}
             graph = AtenGraph(f"dynaxla_{number}_{phase}", module, (), phase)
             if events.has_listeners():
-                ops = [str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-                events.emit(events.GraphFunctionalized(number, graph, ops))
+                events.emit(events.GraphFunctionalized.of(number, graph))
             return PartitionedProgram(graph, interpreter, options, view.mesh, input_specs, output_specs, saved)
 
         return compile_graph

@@ -10,7 +10,7 @@ missing op without an error: a `MissingOp` is never the target of a node, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,11 @@ class _Namespace:
         found = _Overloads(self._name, op)
         setattr(self, op, found)
         return found
+
+
+def passed_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a call of an overload passes, by name."""
+    return {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
 
 
 def without_missing_ops(table: Mapping[Any, Any]) -> dict[Any, Any]:

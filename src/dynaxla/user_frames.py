@@ -6,7 +6,9 @@ import functools
 import importlib.util
 import os
 import sys
+import traceback
 import warnings
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -45,10 +47,27 @@ def is_user_file(file: str) -> bool:
     return not is_library and not file.startswith(_excluded_prefixes())
 
 
-def line() -> str:
-    """Returns the innermost user frame as text, such as `model.py:41, in forward`; "" if there is none."""
+def location() -> str:
+    """Returns the innermost user frame as text, such as `/home/me/model.py:41, in forward`; "" if there is none."""
     found = innermost()
-    return f"{os.path.basename(found[0])}:{found[1]}, in {found[2]}" if found is not None else ""
+    return "" if found is None else f"{found[0]}:{found[1]}, in {found[2]}"
+
+
+def line() -> str:
+    """Returns `location` without the folder, such as `model.py:41, in forward`; "" if there is no user frame."""
+    return os.path.basename(location())
+
+
+def location_of(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) -> str:
+    """Returns the innermost user frame of an exception's traceback, in the form of `location`; "" if there is none.
+
+    Args:
+        error: the exception.
+        inner: frames of code that was only traced, called from the traceback's last frame.
+    """
+    frames = [*traceback.extract_tb(error.__traceback__), *inner]
+    found = next((frame for frame in reversed(frames) if is_user_file(frame.filename)), None)
+    return "" if found is None else f"{found.filename}:{found.lineno}, in {found.name}"
 
 
 def warn_deprecated(text: str) -> None:
@@ -79,12 +98,12 @@ def with_user_frames_only(error: Error) -> Error:
 
 def _with_user_frames_only(error: Error) -> Error:
     tracebacks: list[TracebackType] = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        tracebacks.append(traceback)
-        traceback = traceback.tb_next
+    entry = error.__traceback__
+    while entry is not None:
+        tracebacks.append(entry)
+        entry = entry.tb_next
     result: TracebackType | None = None
-    for traceback in reversed(tracebacks):
-        if result is None or is_user_file(traceback.tb_frame.f_code.co_filename):
-            result = TracebackType(result, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+    for entry in reversed(tracebacks):
+        if result is None or is_user_file(entry.tb_frame.f_code.co_filename):
+            result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return error.with_traceback(result)

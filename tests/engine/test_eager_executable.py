@@ -479,6 +479,18 @@ def test_results_in_another_layout_are_put_right(again: list[bool]) -> None:
     assert result.untyped_storage().nbytes() == 4 * SIDE * SIDE
 
 
+@pytest.mark.parametrize("compile", ["now", "background"])
+def test_a_graph_that_torch_runs_is_looked_at_once(compile: str) -> None:
+    graph = AtenGraph("graph", make_fx(lambda x: [x.roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE)))
+    runner = Xla(Options(compile=compile)).runner(graph)
+    heard: list[Any] = []
+    with events.listening(heard.append):
+        runner([torch.randn(SIDE, SIDE)])
+    (found,) = runner.cache._executables.values()
+    ended = [event.executable for event in heard if isinstance(event, events.CompileEnded)]
+    assert (type(found), ended) == (EagerExecutable, [found])
+
+
 def test_other_peoples_kernels_are_never_run_so(again: list[bool]) -> None:
     """They may give an input back if they like its values: each call looks at that."""
     with torch.library._scoped_library("lone", "DEF") as library:

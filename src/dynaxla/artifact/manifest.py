@@ -24,6 +24,8 @@ DTYPES: dict[str, np.dtype] = {
         "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
     )
 }  # fmt: skip
+# The 32-bit dtype that JAX uses in place of each 64-bit dtype while its 64-bit types are off.
+NARROW_DTYPES = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 class DamagedModelError(Exception):

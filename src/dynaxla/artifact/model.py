@@ -17,15 +17,13 @@ import safetensors
 import safetensors.numpy
 
 from . import manifest as manifests
-from .manifest import DTYPES, ArraySpec, DamagedModelError, Manifest
+from .manifest import DTYPES, NARROW_DTYPES, ArraySpec, DamagedModelError, Manifest
 from .stablehlo import as_jax_exported
 from .structures import StructureMismatch, flatten, unflatten
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
 _EXPORT_AGAIN = "export the model again, or copy the whole directory again"
-# The 32-bit dtype that a caller may pass for an input of each 64-bit dtype. JAX has no 64-bit arrays unless they are enabled.
-_NARROW_DTYPES = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 class ExportedModel:
@@ -166,7 +164,7 @@ class ExportedModel:
                 value = np.asarray(value)
             if value.dtype == dtype:
                 return value
-            if value.dtype.name == _NARROW_DTYPES.get(spec.dtype):
+            if value.dtype.name == NARROW_DTYPES.get(spec.dtype):
                 return value.astype(dtype)
         name = value.dtype.name
         raise _artifact_error(f"{path} ({spec}) was passed as {name}", f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened")

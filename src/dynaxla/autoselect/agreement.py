@@ -189,7 +189,7 @@ def perturbed_results(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
     return results
 
 
-def in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:
+def results_in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:
     """Returns the model's result for each input in float64; None if an exception is raised, e.g. for lack of memory."""
     try:
         wide = copy.deepcopy(model).double()

@@ -422,5 +422,6 @@ def first_line(error: BaseException) -> str:
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return first_line(inner)
-    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0].rstrip()}" if lines else type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"

@@ -13,6 +13,7 @@ from .. import forks
 from ..lowering.graphs import user_line
 from ..runtime import private
 from ..runtime.layout import ORDINARY
+from ..torch_ops import passed_arguments
 
 # Namespaces of ops that only compute, with kernels of torch itself.
 _PURE_NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed")
@@ -83,7 +84,7 @@ def _has_zero_dropout(op: OpOverload, node: Node) -> bool:
     defaults = {argument.name: argument.default_value for argument in op._schema.arguments if argument.name in _DROPOUTS}
     if not defaults:
         return False
-    passed = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    passed = passed_arguments(op, node.args, node.kwargs)
     return all(passed.get(name, default) == 0.0 for name, default in defaults.items())
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..autoselect.agreement import NumericalAgreement, compare, in_float64, perturbed_results, worst
+from ..autoselect.agreement import NumericalAgreement, compare, perturbed_results, results_in_float64, worst
 from ..observe import metrics
 from . import capture
 from .engines import BenchEngine
@@ -219,7 +219,7 @@ class _Measurement:
             for row in result.rows:
                 row.failure = f"eager itself fails: {self._failure_text(error)}"
             return result
-        self.reference = in_float64(self.eager_model, eager_inputs)
+        self.reference = results_in_float64(self.eager_model, eager_inputs)
         if self.settings.placement.training:
             # Rounding may change gradients by much: if another element becomes the maximum of a pooling window, that element gets the
             # gradient. Deep networks have many maxima.

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..autoselect import contest
 from ..observe import metrics
 from .engines import BenchEngine
 from .suites import BenchCase, make_inputs, make_model
@@ -185,12 +186,5 @@ def release_memory() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the type and the first line of an error. If TorchDynamo has wrapped an exception, returns those of the inner exception."""
-    inner = getattr(error, "inner_exception", None)
-    if isinstance(inner, BaseException):
-        return first_line(inner)
-    if isinstance(error, RemoteError):
-        return str(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= 200 else text[:199] + "…"
+    """Returns the line of a `RemoteError`, and `contest.first_line` of any other error."""
+    return str(error) if isinstance(error, RemoteError) else contest.first_line(error)

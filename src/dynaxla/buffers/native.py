@@ -20,6 +20,7 @@ from torch.fx import Graph, Node
 
 from ..capture.graph import OpenLayouts, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
+from ..lowering.graphs import is_tensor
 from ..observe import metrics
 from ..runtime import clients, late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout, row_major
@@ -81,7 +82,7 @@ class NativeBuffers(Buffers):
         self._outputs, self._buffers = plan_outputs(placeholders, self._output_nodes, storages, symbols)
         aliased = {output.position for output in self._outputs if isinstance(output, FromInput)}
         self.specs: dict[int, TensorSpec] = {
-            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
+            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if is_tensor(node)
         }
         if phase == "backward":
             for position in self.specs.keys() - aliased:
@@ -418,10 +419,6 @@ def _unused_seed(device: torch.device) -> torch.Tensor:
 def _dense_layout(spec: TensorSpec, order: Order | None) -> Layout:
     """Returns the dense layout of a tensor with its dimensions in this memory order; row-major if the order is None."""
     return Layout.ordered(spec.shape, order or tuple(range(len(spec.shape))))
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _with_strides_of(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:

@@ -1,15 +1,18 @@
-"""The ATen graph that all later stages work on, and functions that return its mutated inputs and its devices."""
+"""The ATen graph that all later stages work on, and functions for its mutated inputs, its parts, new nodes and its devices."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..lowering.interpreter import constant_value
 from ..runtime import devices
 from ..torch_ops import aten
 from .inputs import check_tensor
@@ -75,6 +78,43 @@ def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     output = graph.output(graph.graph_copy(module.graph, {}))
     output.meta = dict(module.graph.output_node().meta)
     return torch.fx.GraphModule(module, graph)
+
+
+def subgraph(module: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Node]) -> GraphModule:
+    """Returns some nodes of a graph, with the constants that they read, as a graph of its own.
+
+    Args:
+        module: the graph.
+        inputs: the nodes that become the inputs.
+        nodes: the nodes to copy, in the graph's order.
+        outputs: the nodes whose values the new graph returns.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[Node, Node] = {}
+    for source in inputs:
+        copies[source] = graph.placeholder(source.name)
+        copies[source].meta = dict(source.meta)
+    constants = [source for node in nodes for source in node.all_input_nodes if source.op == "get_attr"]
+    for node in dict.fromkeys((*constants, *nodes)):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    return GraphModule(module, graph)
+
+
+def called_subgraphs(node: Node) -> list[GraphModule]:
+    """Returns the subgraphs that a node's op calls, such as the branches of `torch.cond`."""
+    owner = node.graph.owning_module
+    constants = [source for source in node.all_input_nodes if source.op == "get_attr"] if owner is not None else []
+    return [value for source in constants if isinstance(value := constant_value(owner, source), GraphModule)]
+
+
+def add_call(graph: torch.fx.Graph, op: Any, *args: Any, **kwargs: Any) -> Node:
+    """Adds the call of an op at the graph's insertion point, with its fake value."""
+    node = graph.call_function(op, args, kwargs)
+    values, options = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
+    with detect_fake_mode((values, options)) or contextlib.nullcontext(), torch.no_grad():
+        node.meta["val"] = op(*values, **options)
+    return node
 
 
 # Ops whose result may be on a different device than their operand.

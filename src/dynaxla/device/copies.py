@@ -69,8 +69,7 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
     array = storages.array_of(tensor.untyped_storage())
     device = storages.device_of(tensor)
     if array is None:
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            return jax.device_put(np.zeros(view.shape, dtypes.to_jax(view.dtype)), device)
+        return meshes.device_put(np.zeros(view.shape, dtypes.to_jax(view.dtype)), device)
     is_plain = view.layout.is_row_major and not (view.offset or view.conj or view.neg)
     if is_plain and array.shape == view.shape and array.dtype == dtypes.to_jax(view.dtype):
         return array
@@ -164,8 +163,7 @@ def _updated_array(old: jax.Array | None, nbytes: int, view: StridedView, value:
         device: the device of the storage.
     """
     if old is None:
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            old = jax.device_put(np.zeros(nbytes, np.uint8), device)
+        old = meshes.device_put(np.zeros(nbytes, np.uint8), device)
     if storages.any_tracer((old, value)):
         with jax.enable_x64(True):
             return strided_memory.write(old, view, value)

@@ -28,7 +28,7 @@ from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import late_checks, meshes, private
+from ..runtime import devices, late_checks, meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from ..torch_ops import aten
@@ -275,7 +275,7 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
     target_operands = tuple([to_operand(target) for target in targets])
     call.device = call.device or pjrt_devices.with_index(torch.device(storages.NAME))
     device, mesh_sharding = call.place_operands(is_traced, sharding_of_call(functional_op.op, args))
-    settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
+    settings = Settings.current(devices.platform_name(device))
     slots = tuple(call.slot_metadata)
     key = (
         functional_op.op, meshes.device_key(mesh_sharding or device), _hashable(operands),
@@ -478,8 +478,7 @@ def _number_array(value: Any, dtype: np.dtype, device_or_mesh: meshes.DeviceOrMe
     key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.device_key(device_or_mesh)
     array = _numbers.get(key)
     if array is None:
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(number(value, dtype), device_or_mesh)
+        array = meshes.device_put(number(value, dtype), device_or_mesh)
         _numbers.put(key, array)
     return array
 

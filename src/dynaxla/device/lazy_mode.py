@@ -27,7 +27,7 @@ from ..errors import ExecutionError
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import meshes, private
+from ..runtime import devices, meshes, private
 from ..runtime.layout import row_major
 from . import eager_mode, generators, lazy_programs, pjrt_devices, storages
 from .functional_ops import FunctionalOp
@@ -123,7 +123,7 @@ class LazyRecording:
 
     def __init__(self, index: int) -> None:
         self.device = pjrt_devices.jax_device(index)
-        self.platform = "cuda" if self.device.platform == "gpu" else self.device.platform
+        self.platform = devices.platform_name(self.device)
         self.steps: list[RecordedOp] = []
         self.value_count = 0
         self.deferred: list[weakref.ref[DeferredContent]] = []
@@ -386,7 +386,7 @@ class _LazyCall:
         seed = generators.draw_seed(self.generator, self.device.index) if traced.draws_random else None
         first_value_id = self.recording.value_count
         self.recording.value_count = first_value_id + len(traced.shape_dtypes)
-        location, line = _user_location() if traced.checks else "", user_frames.line() if is_recording_runs() else ""
+        location, line = user_frames.location() if traced.checks else "", user_frames.line() if is_recording_runs() else ""
         key = (traced, first_value_id, *[self.value_ids[slot] for slot in traced.input_slots])
         return RecordedOp(key, first_value_id, number_inputs, seed, location, line)
 
@@ -470,12 +470,6 @@ class _SpecializationBuilder:
             sharding = storages.sharding_of_content(self._call.contents[slot]) if meshes.may_have_sharded_arrays() else None
             self._slots.append(StorageMetadata(storage.nbytes(), *self._call.shape_dtypes[slot], sharding))
         return TensorOperand(slot, StridedView.of(tensor))
-
-
-def _user_location() -> str:
-    """Returns the innermost line of the user's code on the stack, such as " at model.py:41, in forward"; "" if there is none."""
-    frame = user_frames.innermost()
-    return "" if frame is None else f" at {frame[0]}:{frame[1]}, in {frame[2]}"
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:

@@ -19,7 +19,7 @@ from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
 from ..passes import pipeline
-from ..runtime import late_checks, meshes
+from ..runtime import devices, late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent
 from . import op_compiler
@@ -87,7 +87,7 @@ class RecordedOp(NamedTuple):
         first_value_id: the id of the op's first result.
         numbers: the op's Python numbers, with the dtypes in which the program takes them.
         seed: uint32[2] if the op draws random numbers, else None.
-        location: for an op with checks, the user's line for the note of an error, such as " at model.py:41, in forward"; else "".
+        location: for an op with checks, the user's line for the note of an error, such as "model.py:41, in forward"; else "".
         line: the user's line inside `executable.recorded_runs`, which reports it; else "".
     """
 
@@ -132,7 +132,7 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
     if not wanted and not any(step.key[0].checks for step in steps):
         return []
     with metrics.timed("lookup"):
-        settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
+        settings = Settings.current(devices.platform_name(device))
         # `arrays` may have unused entries: operands of an op that was not recorded in the end.
         mesh_sharding, shardings = None, tuple[NamedSharding | None, ...]()
         if meshes.may_have_sharded_arrays():
@@ -169,9 +169,8 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
         index, error_type, message = program.checks[code]
         failure = late_checks.failure(0, [(error_type, message)])
         assert failure is not None
-        failure.add_note(
-            f"{steps[index].key[0].name} raised this. It was recorded in lazy mode{steps[index].location}, and has run only now."
-        )
+        location = f" at {steps[index].location}" if steps[index].location else ""
+        failure.add_note(f"{steps[index].key[0].name} raised this. It was recorded in lazy mode{location}, and has run only now.")
         raise failure
     if program.wanted == tuple(wanted):
         return results

@@ -38,7 +38,7 @@ from ..lowering.registry import registry
 from ..lowering.settings import Settings
 from ..observe import metrics
 from ..passes import pipeline
-from ..runtime import meshes, programs
+from ..runtime import devices, meshes, programs
 from ..runtime.layout import Layout, row_major, storage_extent
 from . import strided_memory
 from .functional_ops import FunctionalOp
@@ -392,7 +392,7 @@ def compile_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
     if isinstance(program, ResizeNeeded):
         return program
     with metrics.timed("compile"):
-        settings, name = Settings.current(_platform(specialization.device)), specialization.functional_op.op._schema.name
+        settings, name = Settings.current(devices.platform_name(specialization.device)), specialization.functional_op.op._schema.name
         call = _compile(program.traced, name, specialization.device, settings, specialization.mesh_sharding is not None)
     return replace(program, traced=None, call=call)
 
@@ -409,7 +409,7 @@ def trace_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if not specialization.numbers:
         _check_numbers(specialization, mode)
-    platform = _platform(specialization.device)
+    platform = devices.platform_name(specialization.device)
     module, nodes, fake = build_graph(mode, functional_op.functional, args, kwargs, specialization.numbers, platform)
     is_list = isinstance(fake, (list, tuple))
     values = list(fake) if is_list else [fake]
@@ -563,7 +563,7 @@ def _lowered_function(
     specialization: OpSpecialization, module: GraphModule, nodes: Sequence[Node | None], number_trace: ScalarTrace
 ) -> Function:
     """Returns an op as a function of its tensors. Numbers are inputs of `number_trace`. Raises: NotLowered."""
-    platform = _platform(specialization.device)
+    platform = devices.platform_name(specialization.device)
     try:
         interpreter = Interpreter(module, platform, kernels=False)
     except UnsupportedOp as error:
@@ -638,7 +638,7 @@ def _trace_program(
 
 def _compile(traced: jax.stages.Traced, name: str, device: jax.Device, settings: Settings, on_mesh: bool) -> Any:
     """Compiles a traced program: see `compile_program`. `on_mesh`: True for a program on several devices."""
-    platform = _platform(device)
+    platform = devices.platform_name(device)
     options = options_for(platform, traced.jaxpr, settings, on_mesh)
     with _trace_context(device):
         try:
@@ -646,11 +646,6 @@ def _compile(traced: jax.stages.Traced, name: str, device: jax.Device, settings:
             return UnboundProgram(name, executable) if on_mesh else executable.call
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise (execution_error if is_exhausted(error) else compilation_error)(name, error) from error
-
-
-def _platform(device: jax.Device) -> str:
-    """Returns dynaxla's name of a device's platform: "cpu", "cuda" or "tpu"."""
-    return "cuda" if device.platform == "gpu" else device.platform
 
 
 def _operands(values: Any) -> list[TensorOperand | NumberOperand]:

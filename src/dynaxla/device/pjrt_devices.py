@@ -20,6 +20,12 @@ def jax_device(index: int) -> jax.Device:
     return available[index]
 
 
+def live_arrays(index: int) -> list[jax.Array]:
+    """Returns the live arrays of a device. An array that another thread donates meanwhile is included, since its sharding can be read."""
+    device = jax_device(index)
+    return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
+
+
 def with_index(device: torch.device) -> torch.device:
     """Returns the device with an explicit index: "jax" means "jax:0". Raises: RuntimeError if there is no such device."""
     if device.index is None:

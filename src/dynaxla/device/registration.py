@@ -20,7 +20,7 @@ from ..runtime import devices, private
 from . import gradient_shardings, kernels, module_moves, pjrt_devices, storage_buffers, storage_methods, storages, torch_module
 
 _lock = forks.lock()
-_enabled: list[bool] = []
+_is_enabled = False
 
 
 class _Hooks(private.DeviceHooks):
@@ -93,8 +93,9 @@ def enable() -> None:
 
     Raises: RuntimeError if another library has taken the spare device; UnsupportedVersion; ForkError.
     """
+    global _is_enabled
     with _lock:
-        if _enabled:
+        if _is_enabled:
             return
         if forks.has_lost_xla():
             raise forks.fork_error()
@@ -115,4 +116,4 @@ def enable() -> None:
         device_kinds.register(storages.NAME, storage_buffers)
         if not private.wrap_backward(_backward_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
-        _enabled.append(True)
+        _is_enabled = True

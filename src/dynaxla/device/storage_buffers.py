@@ -32,6 +32,7 @@ from ..buffers.protocol import Buffers
 from ..capture.graph import written_inputs
 from ..errors import DynaxlaError
 from ..lowering import SymbolValues, TensorSpec, dtypes
+from ..lowering.graphs import is_tensor
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import metrics
 from ..runtime import guards, late_checks, meshes, private
@@ -140,8 +141,7 @@ def _array_or_zeros(storage: torch.UntypedStorage, dtype: Any, shape: tuple[int,
     """Returns the storage's array. If nobody has written to the storage, it first gets an array of zeros of this dtype and shape."""
     array = storages.array_of(storage)
     if array is None:
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(np.zeros(shape, dtype), device)
+        array = meshes.device_put(np.zeros(shape, dtype), device)
         if not storages.compare_and_swap([(storage, None, array)]):  # another thread has written to the storage
             return _array_or_zeros(storage, dtype, shape, device)
     return array
@@ -184,7 +184,7 @@ class StorageBuffers(Buffers):
         self._device, self._phase, self._reports_late = request.device, request.phase, request.reports_late
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
         self.specs: dict[int, TensorSpec] = {
-            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
+            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if is_tensor(node)
         }
         for position, spec in self.specs.items():
             if isinstance(args[position], torch.Tensor):  # in a backward graph, None stands for an unused output's gradient
@@ -694,11 +694,6 @@ def _offset_array(tensor: torch.Tensor, device_or_mesh: meshes.DeviceOrMesh) -> 
     key = int(tensor.storage_offset()), meshes.device_key(device_or_mesh)
     array = _offset_arrays.get(key)
     if array is None:
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(np.int64(key[0]), device_or_mesh)
+        array = meshes.device_put(np.int64(key[0]), device_or_mesh)
         _offset_arrays.put(key, array)
     return array
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)

@@ -176,7 +176,7 @@ def set_content(storage: torch.UntypedStorage, array: jax.Array | StorageContent
     setattr(storage, _ARRAY, array)
 
 
-_tracer_checks: list[bool] = []
+_tracer_checks = False  # True after `enable_tracer_checks`
 
 
 def enable_tracer_checks() -> None:
@@ -184,22 +184,23 @@ def enable_tracer_checks() -> None:
 
     The checks cost time, so they are off in processes in which no storage ever holds a tracer.
     """
-    _tracer_checks[:] = [True]
+    global _tracer_checks
+    _tracer_checks = True
 
 
 def tracer_checks_enabled() -> bool:
     """True if storages may hold tracers: see `enable_tracer_checks`."""
-    return bool(_tracer_checks)
+    return _tracer_checks
 
 
 def any_tracer(arrays: Iterable[Any]) -> bool:
     """True if one of these arrays is a JAX tracer."""
-    return bool(_tracer_checks) and any(isinstance(array, jax.core.Tracer) for array in arrays)
+    return _tracer_checks and any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def any_traced_tensor(objects: Iterable[Any]) -> bool:
     """True if one of these objects is a tensor of the device whose storage holds a tracer. The objects may have any type."""
-    return bool(_tracer_checks) and any_tracer(content_of(item.untyped_storage()) for item in objects if is_jax_tensor(item))
+    return _tracer_checks and any_tracer(content_of(item.untyped_storage()) for item in objects if is_jax_tensor(item))
 
 
 def escaped_tracer_error(error: Exception) -> UnsupportedTensor:
@@ -296,8 +297,7 @@ def array_from_cpu(tensor: torch.Tensor, device_or_sharding: meshes.DeviceOrMesh
     """Copies the value of a CPU tensor to an array in the tensor's logical shape, on a device or with a sharding. Raises: ForkError."""
     if forks.has_lost_xla():
         raise forks.fork_error()
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        return jax.device_put(_host_copy(tensor), device_or_sharding)
+    return meshes.device_put(_host_copy(tensor), device_or_sharding)
 
 
 def _host_copy(tensor: torch.Tensor) -> np.ndarray:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import jax
 import torch
 
 from .. import forks
@@ -186,17 +185,15 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
 def memory_allocated(device: DeviceLike = None) -> int:
     """Returns the bytes of all arrays on a device, including arrays that belong to no tensor."""
     index = _index(device)
-    pjrt_device = pjrt_devices.jax_device(index)
     pjrt_bytes = memory_stats(device).get("bytes_in_use")
-    allocated = pjrt_bytes if pjrt_bytes is not None else _bytes_of_arrays(pjrt_device)
+    allocated = pjrt_bytes if pjrt_bytes is not None else _bytes_of_arrays(index)
     _peaks[index] = max(_peaks.get(index, 0), allocated)
     return allocated
 
 
-def _bytes_of_arrays(device: jax.Device) -> int:
+def _bytes_of_arrays(index: int) -> int:
     """Returns the bytes of all live arrays on a device. Arrays that another thread donates meanwhile are left out."""
-    arrays = (array for array in jax.live_arrays() if array.sharding.device_set == {device})
-    return sum(array.nbytes for array in arrays if not array.is_deleted())
+    return sum(array.nbytes for array in pjrt_devices.live_arrays(index) if not array.is_deleted())
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:

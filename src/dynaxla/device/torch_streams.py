@@ -19,13 +19,13 @@ def wait(index: int) -> None:
     """Waits until all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     lazy_mode.run_all()
     programs.wait_for(pjrt_devices.jax_device(index))
-    _wait_for_arrays(_arrays(index), index)
+    _wait_for_arrays(pjrt_devices.live_arrays(index), index)
 
 
 def is_done(index: int) -> bool:
     """True if all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     lazy_mode.run_all()
-    return all(map(_is_computed, _arrays(index)))
+    return all(map(_is_computed, pjrt_devices.live_arrays(index)))
 
 
 def _wait_for_arrays(arrays: list[jax.Array], index: int) -> None:
@@ -50,12 +50,6 @@ def _is_computed(array: jax.Array) -> bool:
         if array.is_deleted():
             return True
         raise
-
-
-def _arrays(index: int) -> list[jax.Array]:
-    """Returns the live arrays of a device. An array that another thread donates meanwhile is included, since its sharding can be read."""
-    device = pjrt_devices.jax_device(index)
-    return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
 
 
 class Stream:
@@ -131,7 +125,7 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Records the event after the work submitted so far. With timing, it waits for that work, to take the time at its end."""
         self.device = (stream or Stream()).device
-        self._pending = _arrays(self.device.index or 0)
+        self._pending = pjrt_devices.live_arrays(self.device.index or 0)
         if self.enable_timing:
             wait(self.device.index or 0)
             self._seconds = time.perf_counter()

@@ -29,6 +29,7 @@ from ..buffers.native import random_key
 from ..buffers.protocol import Buffers
 from ..lowering import Check, Interpreter, SymbolValues, dtypes
 from ..lowering.function import Function
+from ..lowering.graphs import is_tensor
 from ..passes.aten.repeated_blocks import Segment, split_into_segments
 from ..runtime import transfer
 from ..runtime.layout import Layout
@@ -58,7 +59,7 @@ def compile_blocks(unit: CompilationUnit, specialised: SpecialisedGraph) -> tupl
     def layout(node: Node) -> Hashable:
         """Returns the layout in which an operand enters a segment. For an input of the graph that is a number: its type and value."""
         position = positions.get(node)
-        if not _is_tensor(node):
+        if not is_tensor(node):
             return None if position is None else (type(numbers[position]), repr(numbers[position]))
         return _layout(node, symbols) if position is None else segment_buffers.arguments.get(position)
 
@@ -125,7 +126,7 @@ class _SegmentCompiler:
         # By program key, the positions in `Segment.nodes` of the nodes whose values the program must return.
         self._outputs: dict[Hashable, set[int]] = {}
         for index, segment in enumerate(segments):
-            outputs = {position for position, node in enumerate(segment.nodes) if _is_tensor(node) and (node in read or node in results)}
+            outputs = {position for position, node in enumerate(segment.nodes) if is_tensor(node) and (node in read or node in results)}
             self._outputs.setdefault(self._program_key(index), set()).update(outputs)
 
     def _program_key(self, index: int) -> Hashable:
@@ -196,7 +197,7 @@ class _SegmentCompiler:
         module = segment.subgraph([segment.nodes[position] for position in outputs])
         graph = unit.interpreter
         interpreter = Interpreter(module, unit.platform, kernels=graph.kernels, is_lowered=graph.is_lowered)
-        specs = {position: symbols.spec(source.meta["val"]) for position, source in enumerate(segment.inputs) if _is_tensor(source)}
+        specs = {position: symbols.spec(source.meta["val"]) for position, source in enumerate(segment.inputs) if is_tensor(source)}
         numbers = {position: self._number(source) for position, source in enumerate(segment.inputs) if position not in specs}
         function = Function(
             interpreter, symbols, numbers, settings=self._settings, choose=unit.choose,
@@ -274,10 +275,6 @@ def _call_in_order(constants: Arrays, calls: Sequence[_SegmentCall], results: Se
         return [values[index] for index in results]
 
     return run
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _layout(node: Node, symbols: SymbolValues) -> Layout:

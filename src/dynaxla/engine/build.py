@@ -13,7 +13,7 @@ import jax
 from ..buffers.native import NativeBuffers
 from ..buffers.protocol import Buffers
 from ..errors import CompilationError
-from ..lowering import dtypes
+from ..lowering import Interpreter, SymbolValues, dtypes
 from ..lowering.context import Context
 from ..lowering.cpu import unfusable_graphs
 from ..lowering.xla_collectives import calls_in
@@ -36,23 +36,15 @@ SLOW_COMPILATION = 0.5
 
 
 def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runnable:
-    """Returns the graph's executable: an `EagerExecutable`, which calls torch's kernels, if XLA would not improve on them."""
-    if prefers_eager(unit, specialised):
-        specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
-        if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
-            heap.keep_freed_memory()
-        graph = EagerGraph(unit.interpreter.module, [*specialised.buffers.nodes, *specialised.buffers.numbers])
-        with _building_events(unit, specialised) as built:
-            built.append(EagerExecutable(unit.name, graph, specialised.buffers, unit.device))
-        return built[0]
-    return build(unit, specialised)
+    """Returns the graph's executable: that of `eager_executable` if there is one, else that of `build`."""
+    return eager_executable(unit, specialised) or build(unit, specialised)
 
 
 def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     """Returns an XLA executable of the graph: from the stores if they have its program, else newly traced, lowered and compiled."""
     start = time.perf_counter()
     dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
-    with programs.below_caller(), _building_events(unit, specialised) as built, dumping:
+    with programs.below_caller(), building_events(unit.name, unit.interpreter, specialised.symbols) as built, dumping:
         executable = _build(unit, specialised)
         built.append(executable)
     if time.perf_counter() - start > SLOW_COMPILATION and unit.options.heap == "keep":
@@ -60,19 +52,32 @@ def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     return executable
 
 
-def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
-    """True if torch's kernels should run the graph, because XLA would not be faster."""
+def eager_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> EagerExecutable | None:
+    """Returns an executable that calls torch's kernels if XLA would not be faster than they are, else None."""
     if specialised.function is None or unit.device_kind is not None or unit.platform != "cpu" or not unit.may_run_eagerly:
-        return False
+        return None
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
-    needed = unit.interpreter.needed([*specialised.buffers.nodes, *specialised.buffers.numbers])
-    with _building_events(unit, specialised):
-        return unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx)
+    outputs = [*specialised.buffers.nodes, *specialised.buffers.numbers]
+    needed = unit.interpreter.needed(outputs)
+    with building_events(unit.name, unit.interpreter, specialised.symbols) as built:
+        if not unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx):
+            return None
+        specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
+        if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
+            heap.keep_freed_memory()
+        executable = EagerExecutable(unit.name, EagerGraph(unit.interpreter.module, outputs), specialised.buffers, unit.device)
+        built.append(executable)
+        return executable
 
 
 @contextlib.contextmanager
-def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> Iterator[list[Runnable]]:
+def building_events(name: str, interpreter: Interpreter, symbols: SymbolValues) -> Iterator[list[Runnable]]:
     """Emits `CompileStarted` on entry and `CompileEnded` on exit.
+
+    Args:
+        name: The graph's name.
+        interpreter: The graph's interpreter.
+        symbols: The values of its size symbols.
 
     Yields: an empty list. `CompileEnded` reports the runnable that the caller has appended to the list, if any.
     """
@@ -80,11 +85,11 @@ def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> It
     if not events.has_listeners():
         yield built
         return
-    events.emit(events.CompileStarted(unit.name, unit.interpreter, specialised.symbols))
+    events.emit(events.CompileStarted(name, interpreter, symbols))
     try:
         yield built
     finally:
-        events.emit(events.CompileEnded(unit.name, built[0] if built else None))
+        events.emit(events.CompileEnded(name, built[0] if built else None))
 
 
 def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:

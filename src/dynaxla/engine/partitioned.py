@@ -23,12 +23,13 @@ from ..lowering import Check, Interpreter, Settings, SymbolValues, registry
 from ..lowering.function import Function
 from ..lowering.graphs import user_line
 from ..lowering.ops.process_values import partition_spec
-from ..observe import dump, events, metrics
+from ..observe import dump, metrics
 from ..passes import pipeline
 from ..runtime import late_checks, private, process_networks, programs, transfer
 from ..runtime.collective_agreement import Collective
 from ..runtime.process_meshes import ProcessMesh
 from ..runtime.replica_groups import all_groups_in
+from .build import building_events
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .options import options_for
 from .trace_outputs import TracedOutputs, TraceMetadata
@@ -101,14 +102,9 @@ class PartitionedProgram:
 
     def _build_with_events(self) -> Executable:
         """Builds the executable. Emits `CompileStarted` before, and `CompileEnded` after."""
-        if not events.has_listeners():
-            return self._build()
-        events.emit(events.CompileStarted(self.name, self._interpreter, SymbolValues()))
-        executable: Executable | None = None
-        try:
+        with building_events(self.name, self._interpreter, SymbolValues()) as built:
             executable = self._build()
-        finally:
-            events.emit(events.CompileEnded(self.name, executable))
+            built.append(executable)
         return executable
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:

@@ -15,7 +15,7 @@ from ..lowering import Settings, dtypes
 from ..observe import dump
 from ..runtime import background
 from ..runtime.cache import LeastRecentlyUsed
-from .build import Runnable, make_runnable, prefers_eager
+from .build import Runnable, build, eager_executable, make_runnable
 from .eager_executable import EagerExecutable, PendingExecutable
 from .executable import Executable
 from .stored import stored_executable
@@ -145,10 +145,10 @@ class ProgramCache:
             queued = self._queue.get(key)
             if queued is None or queued.pending is None:
                 specialised = unit.specialise(args)
-                if specialised.function is None or prefers_eager(unit, specialised):
-                    executable = make_runnable(unit, specialised)
+                if specialised.function is None:
+                    executable = build(unit, specialised)
                 else:
-                    executable = stored_executable(unit, specialised)
+                    executable = eager_executable(unit, specialised) or stored_executable(unit, specialised)
                 if executable is not None:
                     self.put(key, executable)
                     return executable

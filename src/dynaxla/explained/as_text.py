@@ -50,7 +50,7 @@ def _print(explanation: Explanation, console: Console) -> None:
             for cost in explanation.costs
         ]
         console.print(_table(("share", "time", "line", "source", "mostly"), rows))
-        write(f"{explanation.unplaced:.1%} of this time cannot be attributed to a line of your code.")
+        write(formatting.unplaced_sentence(explanation))
     if explanation.breaks:
         heading("Breaks")
     for end in explanation.breaks:
@@ -89,15 +89,8 @@ def _graph(graph: Graph, console: Console, write: Callable[..., None]) -> None:
     console.print()
     write(f"{graph.name} ({graph.phase})")
     console.print(_table((), formatting.facts(graph), indent=4))
-    for columns, rows in (
-        (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),
-        (formatting.IMPLEMENTATION, [formatting.implementation_row(item) for item in graph.implementations]),
-        (formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in graph.rewrites]),
-        (formatting.COPY, [formatting.copy_row(copy) for copy in graph.copies]),
-        (("op", "count", "by torch, because", "line"), [(f.op, str(f.count), f.reason, f.where) for f in graph.fallbacks]),
-    ):
-        if rows:
-            console.print(_table(columns, rows, indent=4))
+    for columns, rows in formatting.tables(graph):
+        console.print(_table(columns, rows, indent=4))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 2) -> Table:

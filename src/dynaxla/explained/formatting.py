@@ -109,6 +109,12 @@ def tensors(items: Sequence[Tensor]) -> str:
     return "; ".join(shown) + (f"; and {len(rest)} more ({size(sum(tensor.bytes for tensor in rest))})" if rest else "") or "none"
 
 
+def unplaced_sentence(explanation: Explanation) -> str:
+    """Returns the sentence about the time that belongs to no line, and about the clocks, under the table of the costliest lines."""
+    unplaced = f"{explanation.unplaced:.1%} of this time cannot be attributed to a line of your code. XLA measures processor time"
+    return unplaced + (f"; for {BY_TORCH}, the time is wall-clock time." if explanation.torch_seconds else ".")
+
+
 def facts(graph: Graph) -> list[tuple[str, str]]:
     """Returns the rows of a graph's table: name and value."""
     parameters, parameter_bytes = graph.parameters
@@ -168,3 +174,23 @@ COPY = ("argument", "bytes", "why", "at first calls", "at later calls")
 def copy_row(copy: Copy) -> tuple[str, ...]:
     """Returns a row with the columns of `COPY`."""
     return copy.argument, size(copy.bytes), copy.reason, str(copy.first), str(copy.later)
+
+
+FALLBACK = ("op", "count", "by torch, because", "line")
+
+
+def fallback_row(fallback: Fallback) -> tuple[str, ...]:
+    """Returns a row with the columns of `FALLBACK`."""
+    return fallback.op, str(fallback.count), fallback.reason, fallback.where
+
+
+def tables(graph: Graph) -> list[tuple[Sequence[str], list[tuple[str, ...]]]]:
+    """Returns the columns and the rows of a graph's tables that have rows."""
+    found: list[tuple[Sequence[str], list[tuple[str, ...]]]] = [
+        (PROGRAM, list(map(program_row, graph.programs))),
+        (IMPLEMENTATION, list(map(implementation_row, graph.implementations))),
+        (REWRITE, list(map(rewrite_row, graph.rewrites))),
+        (COPY, list(map(copy_row, graph.copies))),
+        (FALLBACK, list(map(fallback_row, graph.fallbacks))),
+    ]
+    return [(columns, rows) for columns, rows in found if rows]

@@ -90,8 +90,7 @@ def _lines(explanation: Explanation) -> str:
     rows = [
         (f"{cost.share:.1%}", formatting.seconds(cost.seconds), _line_cell(cost.line), ", ".join(cost.what)) for cost in explanation.costs
     ]
-    rest = f"{explanation.unplaced:.1%} of this time cannot be attributed to a line of your code. XLA measures processor time"
-    rest += f"; for {formatting.BY_TORCH}, the time is wall-clock time." if explanation.torch_seconds else "."
+    rest = formatting.unplaced_sentence(explanation)
     return _bars("The costliest lines", bars) + _table(("share", "time", "line", "mostly"), rows, numbers=2) + _paragraph(rest, "dim")
 
 
@@ -114,8 +113,7 @@ def _phases(explanation: Explanation) -> str:
 
 def _captured(captured: CapturedGraph) -> str:
     lines = _line(captured.line) + _paragraph(formatting.end_sentence(captured), "dim")
-    rows = [(item.op, str(item.count), item.reason, item.where) for item in captured.fallbacks]
-    lines += _table(("op", "count", "by torch, because", "line"), rows) if rows else ""
+    lines += _table(formatting.FALLBACK, [formatting.fallback_row(item) for item in captured.fallbacks]) if captured.fallbacks else ""
     lines += _table(formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in captured.rewrites]) if captured.rewrites else ""
     inner = "".join(map(_graph, captured.graphs))
     size = formatting.number(sum(graph.size for graph in captured.graphs), "op")
@@ -123,14 +121,7 @@ def _captured(captured: CapturedGraph) -> str:
 
 
 def _graph(graph: Graph) -> str:
-    tables = (
-        (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),
-        (formatting.IMPLEMENTATION, [formatting.implementation_row(item) for item in graph.implementations]),
-        (formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in graph.rewrites]),
-        (formatting.COPY, [formatting.copy_row(copy) for copy in graph.copies]),
-        (("op", "count", "by torch, because", "line"), [(item.op, str(item.count), item.reason, item.where) for item in graph.fallbacks]),
-    )
-    shown = "".join(_table(columns, rows) for columns, rows in tables if rows)
+    shown = "".join(_table(columns, rows) for columns, rows in formatting.tables(graph))
     return f"<h3>{_text(graph.name)} <span class=dim>({_text(graph.phase)})</span></h3>{_table((), formatting.facts(graph))}{shown}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
-from ..torch_ops import aten
+from ..torch_ops import aten, passed_arguments
 
 # In training, these batch norms write to their running statistics, and their schemas do not declare it.
 _WRITE_STATISTICS = {
@@ -25,18 +25,17 @@ def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         args: the positional arguments, with tensors, or with nodes of a graph in place of tensors.
         kwargs: the keyword arguments, likewise.
     """
-    arguments = op._schema.arguments
     if op in _WRITE_STATISTICS:
-        passed = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+        passed = passed_arguments(op, args, kwargs)
         return {name: passed.get(name) for name in ("running_mean", "running_var")} if passed.get("training", True) else {}
     # The schemas of in-place collectives do not declare their writes.
     if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):
-        return {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+        return passed_arguments(op, args, kwargs)
     if not op._schema.is_mutable:
         return {}
     return {
         argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(arguments)
+        for position, argument in enumerate(op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     }
 

@@ -257,11 +257,12 @@ def is_compared_by_identity(value: Any) -> bool:
     wrapped = getattr(value, "__wrapped__", None)
     if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays are immutable; a jitted function is its __wrapped__
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
-    return type(value) is _CACHED_FUNCTION and is_compared_by_identity(wrapped)
+    return type(value) is CACHED_FUNCTION and is_compared_by_identity(wrapped)
 
 
 _COMPILED_FUNCTIONS = ("nb_func", "nb_method", "cython_function_or_method", "fused_cython_function")
-_CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
+# The class of functions that `functools.lru_cache` returns.
+CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 
 @functools.lru_cache(4096)

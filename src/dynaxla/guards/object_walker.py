@@ -36,9 +36,16 @@ from .fingerprints import (
 from .object_graph import ObjectGraph
 from .reference_checks import Identities
 from .slots import Attributes, ClassDict, Container, LoggerSettings, MappingProxy, Namespace, key_text
-from .trusted_code import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
+from .trusted_code import (
+    HEAP_TYPE,
+    is_installed_file,
+    is_trusted_class,
+    is_trusted_function,
+    is_trusted_module,
+    is_trusted_namespace,
+    module_of,
+)
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 # Class attributes on which the results of methods do not depend.
 _IGNORED_CLASS_ATTRIBUTES = frozenset(
     [
@@ -186,7 +193,7 @@ class Visitor:
         elif (
             fingerprint(value) is not NO_FINGERPRINT
             or is_compared_by_identity(value)
-            or (isinstance(value, type) and not value.__flags__ & _HEAP_TYPE)
+            or (isinstance(value, type) and not value.__flags__ & HEAP_TYPE)
         ):
             self.reads_by_name = self.reads_by_name or isinstance(value, (operator.attrgetter, operator.methodcaller))
         elif graph.path_of(value) is not None:
@@ -265,7 +272,7 @@ class Visitor:
 
     def _instance(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         kind = type(value)
-        if not kind.__flags__ & _HEAP_TYPE and kind in _BUILTIN_CLASSES:
+        if not kind.__flags__ & HEAP_TYPE and kind in _BUILTIN_CLASSES:
             return
         if hides_state(value):
             self._graph.incomparable[path] = kind.__qualname__

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..runtime import private
-from .fingerprints import is_pybind11_record
+from .fingerprints import CACHED_FUNCTION, is_pybind11_record
 from .trusted_code import module_of
 
 # All functions of these modules only compute, except for the listed functions.
@@ -124,7 +124,7 @@ _PURE_CLASSES: tuple[type, ...] = (
     re.Match,
     BaseException,
     functools.partial,
-    type(functools.lru_cache(lambda: None)),
+    CACHED_FUNCTION,
     np.ndarray,
     np.generic,
     np.dtype,

@@ -25,6 +25,7 @@ from ..runtime.layout import ORDINARY
 from .dispatch import has_own_dispatch
 from .fingerprints import BufferContents, buffer_contents
 from .slots import Attributes, ClassDict, Container, Namespace, Place
+from .trusted_code import HEAP_TYPE
 
 if TYPE_CHECKING:
     from .object_graph import ObjectGraph
@@ -33,7 +34,6 @@ _is_leaf = operator.attrgetter("is_leaf")
 # If an entry was changed and changed back, the version of its dict differs although no entry does. The versions are read again only after
 # this many comparisons, because reading the versions costs as much as about 50 comparisons of entries.
 _MIN_COMPARISONS = 50
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def _pointers(values: list[Any]) -> Any:
@@ -307,7 +307,7 @@ def _keys(target: dict[Any, Any]) -> Any:
 
 def _has_heap_type(value: Any) -> bool:
     """True for an instance of a heap type, such as any class of Python code: its class can be assigned. False for modules and tensors."""
-    return bool(type(value).__flags__ & _HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
+    return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
 
 
 def _owner(container: Container) -> Any:

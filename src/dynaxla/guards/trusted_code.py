@@ -20,8 +20,8 @@ _PACKAGES = ("torch", "functorch", "torchgen", "jax", "jaxlib", "numpy", "ml_dty
 _OWN_FOLDER = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = tuple({sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created at run time, as all classes of Python code are
-
+# The flag of classes that are created at run time, as all classes of Python code are (Py_TPFLAGS_HEAPTYPE).
+HEAP_TYPE = 1 << 9
 
 # The number of globals of a named tuple's constructor: `__name__`, `__builtins__`, and the constructor of tuples.
 _NAMEDTUPLE_GLOBALS = 3
@@ -96,7 +96,7 @@ def is_trusted_function(function: types.FunctionType) -> bool:
 
 def is_trusted_class(kind: type) -> bool:
     """True if a class is written in C, or defined in a trusted module."""
-    if not kind.__flags__ & _HEAP_TYPE:
+    if not kind.__flags__ & HEAP_TYPE:
         return True
     module = sys.modules.get(module_of(kind))
     if module is None or module is builtins or not isinstance(module, types.ModuleType):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from .. import forks
+from ..artifact.manifest import NARROW_DTYPES
 from ..buffers.addresses import aliases_one_of, is_aligned
 from ..device import copies, storages
 from ..errors import UnsupportedTensor
@@ -21,9 +22,6 @@ from ..lowering import dtypes
 from ..observe import metrics
 from ..runtime import devices, transfer
 from ..runtime.layout import row_major
-
-# JAX silently converts these dtypes to 32 bits while its 64-bit types are off: 2**40 becomes 0.
-WIDE_DTYPES = (torch.int64, torch.uint64, torch.float64, torch.complex128)
 
 
 def x64_enabled() -> bool:
@@ -49,7 +47,7 @@ def check_representable(tensor: torch.Tensor, description: str, x64: bool, hint:
         raise UnsupportedTensor(f"{description} is {tensor.dtype}: JAX has no such dtype", hint="cast it, e.g. x.float()")
     if tensor.device.type == "meta":
         raise UnsupportedTensor(f"{description} is on the device meta, and has no data", hint="create it on the CPU or on a GPU")
-    if tensor.dtype in WIDE_DTYPES and not x64:
+    if not x64 and dtypes.to_jax(tensor.dtype).name in NARROW_DTYPES:  # JAX would convert silently: 2**40 becomes 0
         raise UnsupportedTensor(
             f"{description} is {tensor.dtype}, and JAX's 64-bit types are off here: JAX would convert it to 32 bits", hint=hint
         )
@@ -131,6 +129,17 @@ def shareable_tensor(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     metrics.add("input_copies")
     return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def check_on_one_device(array: jax.Array, description: str) -> None:
+    """Checks that an array, which is no tracer, is on one device. `description`: the array's role, for errors.
+
+    Raises:
+        UnsupportedTensor: The array is on several devices.
+    """
+    if len(array.devices()) > 1:
+        hint = "gather it: jax.device_put(x, jax.devices()[0])"
+        raise UnsupportedTensor(f"{description} is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
 
 
 def tensor_on_array(array: jax.Array) -> torch.Tensor:
@@ -225,8 +234,5 @@ class ArrayScope:
             raise TypeError(f"result {index} of {self._name} is a {type(value).__name__}, and results must be arrays or numbers") from None
 
     def _tensor_on(self, array: jax.Array, description: str) -> torch.Tensor:
-        if len(array.devices()) > 1:
-            raise UnsupportedTensor(
-                f"{description} is on {len(array.devices())} devices", hint="gather it: jax.device_put(x, jax.devices()[0])"
-            )
+        check_on_one_device(array, description)
         return tensor_on_array(array)

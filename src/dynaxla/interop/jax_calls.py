@@ -18,12 +18,12 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import lax
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..errors import DynaxlaError
 from ..lowering import dtypes, lowers
+from ..lowering.ops.creation import conjugate
 from ..lowering.registry import registry
 from ..runtime import capture_lock, private
 from .array_conversion import ArrayScope, torch_dtype
@@ -130,13 +130,9 @@ def vjp(
     _, pull, results = jax.vjp(differentiated, *(operands[position] for position in wanted), has_aux=True)
 
     def pull_back(cotangents: Sequence[jax.Array]) -> list[jax.Array]:
-        return [_conjugate(value) for value in pull([_conjugate(value) for value in cotangents])]
+        return [conjugate(value) for value in pull([conjugate(value) for value in cotangents])]
 
     return results, pull_back
-
-
-def _conjugate(value: jax.Array) -> jax.Array:
-    return lax.conj(value) if dtypes.is_complex(value.dtype) else value
 
 
 def avals_of(operands: Sequence[Any]) -> Avals:

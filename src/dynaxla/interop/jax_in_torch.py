@@ -88,9 +88,9 @@ class JaxInTorch:
             return flat.unflatten(apply(flat.call, tensors))
         _refuse_tracers(leaves, self._name)
         check_operands(tensors, self._name, x64)
-        stamp = self.stamp()
+        self.stamp()  # clears `_flat_functions` if the state has changed
         guards.guard_on_result("dynaxla", ("interop", "jax_in_torch", "guard_values", f"of_{self._number}"))
-        key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _cache_key(leaf) for leaf in leaves])
+        key = tree, x64, tuple([None if isinstance(leaf, torch.Tensor) else _cache_key(leaf) for leaf in leaves])
         flat_function = self._flat_functions.get(key)
         if flat_function is None:
             flat_function = self._flat_functions[key] = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)

@@ -14,6 +14,7 @@ from ..lowering import dtypes
 from ..runtime import devices
 from .array_conversion import (
     array_on_tensor,
+    check_on_one_device,
     check_representable,
     is_tracer,
     jax_device_of,
@@ -86,10 +87,8 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
         return _tensor_on_jax(array, device, "a JAX tracer has no memory")
     if array.is_deleted():
         raise UnsupportedTensor("the array was deleted, or donated to a program", hint="pass the array that the program returned")
-    if len(array.devices()) > 1:
-        hint = "gather it: jax.device_put(x, jax.devices()[0])"
-        raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
-    platform = {"gpu": "cuda"}.get(array.device.platform, array.device.platform)
+    check_on_one_device(array, "the array")
+    platform = devices.platform_name(array.device)
     device_type = None if device is None else str(device).partition(":")[0]
     if platform not in ("cpu", "cuda") or device_type == storages.NAME:
         return _tensor_on_jax(array, device, f"torch cannot access the memory of {array.device}")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import jax
@@ -28,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import user_frames
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..errors import CaptureError, DynaxlaError
@@ -37,9 +35,11 @@ from ..lowering.eager import PORTABLE
 from ..lowering.function import Function, Results
 from ..lowering.graphs import user_line
 from ..lowering.interpreter import constant_value, draws_random
+from ..lowering.ops.creation import conjugate
 from ..passes.joint.partition import partition
 from ..runtime import capture_lock
 from ..torch_ops import aten
+from ..user_frames import location_of
 from .wide_calls import Derivative, WideCall, axes_of, narrowed, varying
 
 Tensors = Sequence[torch.Tensor]
@@ -171,12 +171,13 @@ class TorchCall(WideCall):
             cotangents = (
                 lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], result_dtypes, strict=True)
             )
-            values = [_conjugate(next(cotangents)) if index is None else next(residuals) for index in residual_sources]
+            # torch's gradients of complex numbers are the conjugates of JAX's cotangents.
+            values = [conjugate(next(cotangents)) if index is None else next(residuals) for index in residual_sources]
             values = [_join_64_bit(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
             outputs = iter(backward(values).outputs)
             all_gradients = [None if gradient is None else next(outputs) for gradient in gradients[: len(mask)]]
             wanted_gradients = [(grad, item) for grad, item, want in zip(all_gradients, self._operands, mask, strict=True) if want]
-            return [_zeros(item) if grad is None else _conjugate(grad) for grad, item in wanted_gradients]
+            return [_zeros(item) if grad is None else conjugate(grad) for grad, item in wanted_gradients]
 
         shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
 
@@ -294,11 +295,6 @@ def _join_64_bit(array: Array, dtype: dtypes.DType) -> Array:
     return lax.bitcast_convert_type(array, dtype)
 
 
-def _conjugate(array: Array) -> Array:
-    """Conjugates complex numbers: torch's gradients are the conjugates of JAX's cotangents."""
-    return lax.conj(array) if dtypes.is_complex(array.dtype) else array
-
-
 def _outputs_or_nan(results: Results) -> list[Array]:
     """Returns the outputs of a program. If one of eager mode's checks fails (such as an index out of range), inexact outputs are NaN."""
     outputs = list(results.outputs)
@@ -374,7 +370,7 @@ def _capture_errors() -> Iterator[None]:
         raise CaptureError(
             "the function's control flow, or a size in it, depends on the values of a tensor "
             f"({getattr(error, 'func', None) or type(error).__name__}): JAX traces a function with shapes, without values",
-            where=_line(error),
+            where=location_of(error),
             hint="use torch.where or torch.cond, or compute the number before the call and pass it as a Python number",
         ) from None
     except DynaxlaError:
@@ -383,11 +379,11 @@ def _capture_errors() -> Iterator[None]:
         reason = " ".join(str(error).partition("\n  Hint:")[0].split())
         raise CaptureError(
             f"torch cannot capture a function that is given to torch.cond, while_loop, scan or torch.compile: {reason}",
-            where=_line(error, getattr(error, "real_stack", None) or ()),
+            where=location_of(error, getattr(error, "real_stack", None) or ()),
             hint="write it so that torch.compile(..., fullgraph=True) accepts it; torch's own error, above this one, has the details",
         ) from error
     except LostWrite as error:
-        raise CaptureError(f"the function cannot be a JAX function: {error.reason}", where=_line(error), hint=error.hint) from None
+        raise CaptureError(f"the function cannot be a JAX function: {error.reason}", where=location_of(error), hint=error.hint) from None
     except RuntimeError as error:
         if "does not support input mutations" not in str(error):
             raise
@@ -407,7 +403,7 @@ class _RefuseWrites(LostWrites):
         if not isinstance(func, OpOverload):
             for leaf in pytree.tree_leaves((args, kwargs)):
                 if isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, (FunctionalTensor, FakeTensor)):
-                    raise _foreign_tensor_error(leaf, _user_location())
+                    raise _foreign_tensor_error(leaf, user_frames.location())
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def check(self, func: OpOverload, tensor: Any) -> None:
@@ -424,36 +420,6 @@ class _RecordLines(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # TorchDynamo, which captures control flow, would trace this mode too. It records lines itself.
-        if not torch.compiler.is_dynamo_compiling() and (frame := _user_frame()) is not None:
-            code = frame.f_code
-            torch.fx.traceback.set_stack_trace([f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    \n'])
+        if not torch.compiler.is_dynamo_compiling() and (frame := user_frames.innermost()) is not None:
+            torch.fx.traceback.set_stack_trace(['  File "{}", line {}, in {}\n    \n'.format(*frame)])
         return func(*args, **(kwargs or {}))
-
-
-def _user_frame() -> FrameType | None:
-    """Returns the innermost frame of the user's own code that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def _user_location() -> str:
-    frame = _user_frame()
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
-
-
-def _is_library(path: str) -> bool:
-    return any(f"/{package}/" in path for package in ("torch", "dynaxla", "jax")) or path.startswith("<")
-
-
-def _line(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) -> str:
-    """Returns the innermost line of the user's own code in a traceback.
-
-    Args:
-        error: The exception.
-        inner: Frames of code that was only traced, called from the traceback's last frame.
-    """
-    frames = [*traceback.extract_tb(error.__traceback__), *inner]
-    user_frames = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]
-    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}, in {user_frames[-1].name}" if user_frames else ""

@@ -17,7 +17,7 @@ from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import devices
 from ..runtime.layout import row_major
-from .array_conversion import check_representable, is_tracer, torch_dtype, x64_enabled
+from .array_conversion import check_on_one_device, check_representable, is_tracer, torch_dtype, x64_enabled
 
 # A function from a list of tensors to a list of tensors.
 FlatFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -143,11 +143,10 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
     device = device or torch.device(storages.NAME)
     if is_tracer(array):
         storages.enable_tracer_checks()
-    elif len(array.devices()) > 1:
-        hint = "gather it: jax.device_put(x, jax.devices()[0])"
-        raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
-    elif device.index is None and array.device in pjrt_devices.devices():
-        device = torch.device(storages.NAME, pjrt_devices.devices().index(array.device))
+    else:
+        check_on_one_device(array, "the array")
+        if device.index is None and array.device in pjrt_devices.devices():
+            device = torch.device(storages.NAME, pjrt_devices.devices().index(array.device))
     device = pjrt_devices.with_index(device)
     if not is_tracer(array) and array.device != pjrt_devices.jax_device(device.index or 0):
         raise UnsupportedTensor(f"the array is on {array.device}, not on {device}", hint="move it with jax.device_put")

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from ..artifact.manifest import NARROW_DTYPES
 from ..lowering import dtypes
 from ..runtime import private
 from ..runtime.cache import LeastRecentlyUsed
@@ -277,13 +278,8 @@ ad.primitive_transposes[_call] = _transpose
 batching.primitive_batchers[_call] = _batch
 mlir.register_lowering(_call, _lower)
 
-# The dtypes to which 32-bit JAX narrows torch's 64-bit numbers.
-_NARROW = {
-    np.dtype(wide): np.dtype(narrow)
-    for wide, narrow in {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}.items()
-}
-
 
 def narrowed(dtype: dtypes.DType) -> dtypes.DType:
     """Returns the dtype that 32-bit JAX uses in place of a dtype."""
-    return _NARROW.get(np.dtype(dtype), np.dtype(dtype))
+    narrow = NARROW_DTYPES.get(np.dtype(dtype).name)
+    return np.dtype(dtype if narrow is None else narrow)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import torch
 from jax.sharding import NamedSharding
 from torch.fx import GraphModule, Node
 
@@ -17,6 +16,7 @@ from . import dtypes, xla_collectives
 from .checks import Check
 from .context import Context
 from .eager import PORTABLE
+from .graphs import is_tensor
 from .implementations import Chooser, choose_generic
 from .interpreter import Interpreter
 from .metadata import SymbolValues, TensorSpec
@@ -95,7 +95,7 @@ class Function:
         self._symbols = symbols or SymbolValues()
         self._numbers = dict(numbers or {})
         if outputs is None:
-            outputs = [node for node in interpreter.output_node.args[0] if _is_tensor(node)]
+            outputs = [node for node in interpreter.output_node.args[0] if is_tensor(node)]
         self._outputs, self._number_outputs = list(outputs), list(number_outputs)
         self._settings = settings or Settings.current(interpreter.platform)
         self.default_dtype = dtypes.default()
@@ -103,7 +103,7 @@ class Function:
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
         self.specs: dict[int, TensorSpec] = {
-            position: self._symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node)
+            position: self._symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if is_tensor(node)
         }
         self.used_inputs = [position for position in self.specs if placeholders[position].users]
 
@@ -140,7 +140,3 @@ class Function:
             xla_collectives.keep_collectives(ctx)
         count = len(self._outputs)
         return Results(tuple(results[:count]), tuple(ctx.checks), tuple(results[count:]), tuple(ctx.kernels), ctx.draws)
-
-
-def _is_tensor(node: Any) -> bool:
-    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)

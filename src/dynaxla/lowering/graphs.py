@@ -30,6 +30,11 @@ FOR_CHECKS = "dynaxla_for_checks"
 _UNDECLARED_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 
 
+def is_tensor(value: Any) -> bool:
+    """True if a node's argument is a node whose value is a tensor."""
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
 def is_view(node: Node) -> bool:
     """True if the node's value is a view of its argument's memory, according to the schema of the node's op."""
     if node.target is operator.getitem:

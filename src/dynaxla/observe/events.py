@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import torch
 
 from .. import forks
 
@@ -41,6 +42,12 @@ class GraphFunctionalized(NamedTuple):
     number: int
     graph: Any
     ops: Sequence[str]
+
+    @staticmethod
+    def of(number: int, graph: Any) -> GraphFunctionalized:
+        """Returns the event for an `AtenGraph` as it is now."""
+        ops = [str(node.target) for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        return GraphFunctionalized(number, graph, ops)
 
 
 class GraphRewritten(NamedTuple):

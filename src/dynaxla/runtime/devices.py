@@ -46,12 +46,16 @@ def platform_of(device: torch.device) -> str:
     if device.type == "cuda":
         return "rocm" if torch.version.hip else "cuda"
     if is_in_xla(device):
-        platform = jax_device(device).platform
-        return "cuda" if platform == "gpu" else platform
+        return platform_name(jax_device(device))
     raise UnsupportedTensor(
         f"a tensor on device {str(device)!r} cannot be handed to XLA",
         hint="dynaxla takes tensors on cpu and cuda; move the model and its inputs there",
     )
+
+
+def platform_name(device: jax.Device) -> str:
+    """Returns the platform of a JAX device in the form of `platform_of`, such as "cpu", "cuda" or "tpu"."""
+    return "cuda" if device.platform == "gpu" else device.platform
 
 
 def with_index(device: torch.device) -> torch.device:

@@ -206,10 +206,10 @@ class CudaReports(Reports):
         self._free = [_Slot(index, torch.cuda.Event()) for index in range(MAX_IN_FLIGHT)]
 
     def _send(self, code: torch.Tensor) -> _Slot:
-        slot = self._free.pop()
+        slot = self._free[-1]
         self._slots[slot.position].copy_(code, non_blocking=True)
         slot.event.record(torch.cuda.current_stream(self._device))
-        return slot
+        return self._free.pop()  # only now, so that no slot is lost if CUDA raises above
 
     def _has_arrived(self, sent: _Slot) -> bool:
         return bool(sent.event.query())

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -16,18 +16,19 @@ from ..errors import DeviceMismatch, UnsupportedTensor
 # The devices on which a program runs: one device, or all devices of a mesh (given as the mesh's replicated sharding).
 DeviceOrMesh: TypeAlias = jax.Device | NamedSharding
 
-# [True] after `expect_sharded_arrays`, else [].
-_expected: list[bool] = []
+# True after `expect_sharded_arrays`.
+_expected = False
 
 
 def expect_sharded_arrays() -> None:
     """Makes calls of programs check for sharded arrays from now on. Must be called before the process creates its first mesh."""
-    _expected[:] = [True]
+    global _expected
+    _expected = True
 
 
 def may_have_sharded_arrays() -> bool:
     """True if `expect_sharded_arrays` was called. Otherwise each array of this process is on one device."""
-    return bool(_expected)
+    return _expected
 
 
 class _CompileOnly(threading.local):
@@ -120,6 +121,12 @@ def as_sharding(device_or_mesh: DeviceOrMesh) -> Sharding:
 def device_key(device_or_mesh: DeviceOrMesh) -> object:
     """Returns a hashable key of a device or mesh. Equal devices, and equal meshes, have equal keys."""
     return device_or_mesh if isinstance(device_or_mesh, NamedSharding) else device_or_mesh.id
+
+
+def device_put(value: Any, device_or_sharding: jax.Device | Sharding) -> jax.Array:
+    """Returns a NumPy array or number as an array on a device or a mesh, with all its bits, and computed even while JAX traces."""
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        return jax.device_put(value, device_or_sharding)
 
 
 def copy_to(array: jax.Array, device_or_mesh: DeviceOrMesh) -> jax.Array:

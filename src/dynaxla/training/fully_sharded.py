@@ -22,6 +22,7 @@ from ..runtime import private_fsdp as fsdp
 
 modules_among = fsdp.fsdp_modules
 prepare = fsdp.prepare
+_functional = torch.ops._c10d_functional
 
 
 def why_not(modules: Sequence[Any]) -> str:
@@ -320,10 +321,6 @@ IGNORED_CODE = (_with_grad_fn.__code__, _register_hook.__code__, private.call_af
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
 
-def _functional() -> Any:
-    return torch.ops._c10d_functional
-
-
 def _all_gather(group: fsdp.Group) -> list[torch.Tensor]:
     """Gathers a group's unsharded parameters, with one collective for each dtype."""
     processes = fsdp.shard_group(group)
@@ -339,7 +336,7 @@ def _all_gather(group: fsdp.Group) -> list[torch.Tensor]:
         parts = [_padded_shard(group.fsdp_params[index], dtype) for index in indices]
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
         if count > 1:
-            flat = _functional().wait_tensor(_functional().all_gather_into_tensor(flat, count, processes.group_name))
+            flat = _functional.wait_tensor(_functional.all_gather_into_tensor(flat, count, processes.group_name))
         pieces = flat.view(count, -1).split([part.numel() for part in parts], 1)
         for index, piece in zip(indices, pieces, strict=True):
             found[index] = fsdp.wrap_unsharded(group.fsdp_params[index], _concatenated_shards(group.fsdp_params[index], piece))
@@ -389,7 +386,7 @@ def _reduce_gradients(group: fsdp.Group) -> None:
     ]
     flat = torch.cat(rows, 1).to(dtype).reshape(-1) / before
     if count > 1:
-        flat = _functional().wait_tensor(_functional().reduce_scatter_tensor(flat, scatter, count, processes.group_name))
+        flat = _functional.wait_tensor(_functional.reduce_scatter_tensor(flat, scatter, count, processes.group_name))
     elif group.gradient_divide_factor is not None:
         flat = flat / group.gradient_divide_factor
     if replicas is not None:
@@ -398,7 +395,7 @@ def _reduce_gradients(group: fsdp.Group) -> None:
         fsdp.set_partial_gradients(group, parameters, None if group.all_reduce_grads else flat)
         if not group.all_reduce_grads:
             return
-        flat = _functional().wait_tensor(_functional().all_reduce(flat, everywhere, replicas.group_name))
+        flat = _functional.wait_tensor(_functional.all_reduce(flat, everywhere, replicas.group_name))
     flat = flat / after
     for parameter, part in zip(parameters, flat.split([row.shape[1] for row in rows]), strict=True):
         size = fsdp.shard_sizes(parameter)[0]

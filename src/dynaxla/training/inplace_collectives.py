@@ -14,6 +14,8 @@ from ..runtime import private
 
 Tensors = Sequence[torch.Tensor]
 
+_functional = torch.ops._c10d_functional
+
 
 def run_as_functional(op: Any, args: Sequence[Any]) -> Any:
     """Runs an in-place collective as functional ops, and returns its result. The caller's dispatch mode records these ops.
@@ -38,7 +40,7 @@ def _all_reduce(tensors: Tensors, group: Any, reduce_op: Any, sparse_indices: An
     if reduction is None or sparse_indices is not None:
         return NotImplemented
     for tensor in tensors:
-        tensor.copy_(_wait(_functional().all_reduce(tensor, reduction, _group_name(group))))
+        tensor.copy_(_wait(_functional.all_reduce(tensor, reduction, _group_name(group))))
     return list(tensors), _done()
 
 
@@ -46,7 +48,7 @@ def _all_reduce_coalesced(tensors: Tensors, group: Any, reduce_op: Any, *_: Any)
     reduction = _reduction_name(reduce_op)
     if reduction is None:
         return NotImplemented
-    found = _functional().all_reduce_coalesced(list(tensors), reduction, _group_name(group))
+    found = _functional.all_reduce_coalesced(list(tensors), reduction, _group_name(group))
     for tensor, result in zip(tensors, found, strict=True):
         tensor.copy_(_wait(result))
     return _done()
@@ -55,13 +57,13 @@ def _all_reduce_coalesced(tensors: Tensors, group: Any, reduce_op: Any, *_: Any)
 def _broadcast(tensors: Tensors, group: Any, root_rank: int, root_tensor: int, *_: Any) -> Any:
     if len(tensors) != 1 or root_tensor:
         return NotImplemented
-    tensors[0].copy_(_wait(_functional().broadcast(tensors[0], root_rank, _group_name(group))))
+    tensors[0].copy_(_wait(_functional.broadcast(tensors[0], root_rank, _group_name(group))))
     return list(tensors), _done()
 
 
 def _all_gather_base(output: torch.Tensor, tensor: torch.Tensor, group: Any, *_: Any) -> Any:
     size, name = _size(group), _group_name(group)
-    output.view(-1).copy_(_wait(_functional().all_gather_into_tensor(tensor.reshape(-1), size, name)))
+    output.view(-1).copy_(_wait(_functional.all_gather_into_tensor(tensor.reshape(-1), size, name)))
     return output, _done()
 
 
@@ -69,7 +71,7 @@ def _all_gather(outputs: Sequence[Tensors], tensors: Tensors, group: Any, *_: An
     size, name = _size(group), _group_name(group)
     if len(tensors) != 1 or len(outputs[0]) != size or any(output.numel() != tensors[0].numel() for output in outputs[0]):
         return NotImplemented
-    parts = _wait(_functional().all_gather_into_tensor(tensors[0].reshape(-1), size, name)).chunk(size)
+    parts = _wait(_functional.all_gather_into_tensor(tensors[0].reshape(-1), size, name)).chunk(size)
     for output, part in zip(outputs[0], parts, strict=True):
         output.copy_(part.view(output.shape))
     return [list(outputs[0])], _done()
@@ -79,7 +81,7 @@ def _reduce_scatter_base(output: torch.Tensor, tensor: torch.Tensor, group: Any,
     reduction = _reduction_name(reduce_op)
     if reduction is None:
         return NotImplemented
-    found = _functional().reduce_scatter_tensor(tensor.reshape(-1), reduction, _size(group), _group_name(group))
+    found = _functional.reduce_scatter_tensor(tensor.reshape(-1), reduction, _size(group), _group_name(group))
     output.view(-1).copy_(_wait(found))
     return output, _done()
 
@@ -95,12 +97,8 @@ _FUNCTIONAL_VERSIONS: dict[str, Callable[..., Any]] = {
 _REDUCTIONS = frozenset(("sum", "avg", "product", "min", "max", "band", "bor", "bxor"))
 
 
-def _functional() -> Any:
-    return torch.ops._c10d_functional
-
-
 def _wait(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _functional().wait_tensor(tensor)
+    found: torch.Tensor = _functional.wait_tensor(tensor)
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,6 +38,7 @@ from ..runtime import private
 from ..runtime.number_tracer import Formula, formula_of
 from ..runtime.private import storage_id
 from ..torch_ops import aten
+from ..user_frames import location_of
 from . import inplace_collectives, parallel_modules, traced_numbers, tracked_arrays
 from .draws import Draws, depends_on_values, is_random_draw, is_same, preserve_rng_state
 from .fused_steps import FusedStep, fused_step
@@ -109,15 +109,17 @@ class Recorder:
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             hint = "return the tensor from the step, and read it outside the step"
             raise CaptureError(
-                f"the step's control flow, or a size in it, depends on a tensor's values ({error.func})", where=user_line(error), hint=hint
+                f"the step's control flow, or a size in it, depends on a tensor's values ({error.func})",
+                where=location_of(error),
+                hint=hint,
             ) from error
         except UnsupportedOperatorException as error:
             raise CaptureError(
-                f"the step calls an op that cannot run without its tensors' values: {error}", where=user_line(error)
+                f"the step calls an op that cannot run without its tensors' values: {error}", where=location_of(error)
             ) from error
         except CaptureError as error:
             if not error.where:
-                raise CaptureError(error.message, op=error.op, inputs=error.inputs, hint=error.hint, where=user_line(error)) from error
+                raise CaptureError(error.message, op=error.op, inputs=error.inputs, hint=error.hint, where=location_of(error)) from error
             raise
 
     @contextlib.contextmanager
@@ -461,14 +463,8 @@ def _distinct(results: Any) -> Any:
 
 
 _RECORDING_ERRORS = (
-    *(
-        CaptureError,
-        TracedNumberInspected,
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedOperatorException,
-    ),
-)
+    CaptureError, TracedNumberInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException,
+)  # fmt: skip
 
 
 class _RecordingMode(TorchDispatchMode):
@@ -544,19 +540,3 @@ _IGNORED_CODE = (
 def ignored_code() -> tuple[types.CodeType, ...]:
     """Returns code that is not the step's own. An observation of the step ignores this code, and all code that this code calls."""
     return (*_IGNORED_CODE, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_TORCH = os.path.dirname(torch.__file__)
-
-
-def user_line(error: BaseException) -> str:
-    """Returns the innermost line of an exception's traceback that is neither torch's nor dynaxla's."""
-    line = ""
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith((_PACKAGE, _TORCH)) and os.path.isfile(file):
-            line = f"{file}:{trace.tb_lineno}, in {trace.tb_frame.f_code.co_name}"
-        trace = trace.tb_next
-    return line

@@ -218,17 +218,6 @@ def path_of(array: TrackedArray) -> str:
     return str(np.ndarray.__getattribute__(array, "__dict__")["dynaxla_path"])
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a tensor in memory that torch allocates, with the same strides and storage offset."""
-    with _disable_current_modes(), private.without_torch_function():
-        offset, last = tensor.storage_offset(), sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        span = last + 1 if tensor.numel() else 0
-        memory = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
-        # Elements may share memory (np.broadcast_to), so the memory is copied, not the elements.
-        memory[offset:].copy_(tensor.as_strided((span,), (1,), offset))
-        return memory.as_strided(tensor.shape, tensor.stride(), offset)
-
-
 def is_same_data(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if two tensors are equal bit for bit."""
     with _disable_current_modes(), private.without_torch_function():

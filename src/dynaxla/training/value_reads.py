@@ -81,9 +81,8 @@ class ValueReadDetector:
     def add(self, name: str) -> None:
         """Adds a read by the function `name`. Reads by torch.optim's own code are ignored."""
         if not self.first and not _is_in_torch_optim():
-            found = user_frames.innermost()
-            where = "" if found is None else " at {}:{}, in {}".format(*found)
-            self.first = f"the step needs the value of a tensor in Python ({name}){where}"
+            where = user_frames.location()
+            self.first = f"the step needs the value of a tensor in Python ({name})" + (f" at {where}" if where else "")
 
 
 class _FunctionReads(TorchFunctionMode):

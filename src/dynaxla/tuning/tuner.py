@@ -18,7 +18,7 @@ from .. import forks
 from ..errors import CompilationError
 from ..lowering.implementations import Implementation, Implementations, Measurable, Operand
 from ..observe import metrics
-from ..runtime import machine, private, programs
+from ..runtime import machine, meshes, private, programs
 from ..runtime.store import Store
 
 # The seconds after which no further round begins. In a round each implementation of the problem is called once.
@@ -151,8 +151,7 @@ class Tuner:
         """Returns an array of normally distributed numbers for an operand, with its dims in the operand's memory order."""
         generator = np.random.default_rng(0)
         shape = operand.shape if operand.order is None else tuple(operand.shape[dim] for dim in operand.order)
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            return jax.device_put(generator.standard_normal(shape, np.float32).astype(operand.dtype), self.device)
+        return meshes.device_put(generator.standard_normal(shape, np.float32).astype(operand.dtype), self.device)
 
     def _compiled(self, implementation: Implementation[Any], problem: Measurable, arrays: Sequence[Array]) -> Callable[[], object]:
         orders = [operand.order for operand in problem.operands]

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
-from dynaxla.autoselect.agreement import compare, in_float64, perturbed_results
+from dynaxla.autoselect.agreement import compare, perturbed_results, results_in_float64
 from dynaxla.bench.suites import MODELS, images, import_package, make_inputs, make_model, tokens
 from dynaxla.bench.training import TrainingStep
 from support.models import small_models
@@ -130,7 +130,7 @@ def benchmarked(name: str) -> None:
         with torch.no_grad():
             expected = network(*inputs)
             variants = perturbed_results(network, inputs) if training else []
-            reference = in_float64(network, [inputs])
+            reference = results_in_float64(network, [inputs])
             there: nn.Module = TrainingStep(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
             mine = _there(there(*_there(inputs)), "cpu")
         found = compare(mine, expected, reference[0] if reference else None, gradients=training, perturbed=variants)

@@ -274,6 +274,19 @@ def test_only_so_many_codes_are_under_way(device: Device) -> None:
     late_checks.finish()
 
 
+def test_a_copy_that_fails_takes_no_slot(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = late_checks.CudaReports(CUDA)
+    free = list(reports._free)
+
+    def fail(_: Any) -> Stream:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", fail)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        reports.add(torch.tensor(0), CHECKS, "a program")
+    assert reports._free == free
+
+
 def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
     program = executable(device, lambda _: [torch.tensor(0.0)], shapes=[()], checks=CHECKS, waits=True)
 

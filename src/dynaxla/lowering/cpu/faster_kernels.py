@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...torch_ops import aten
+from ...torch_ops import aten, passed_arguments
 from ..context import Context
 from ..implementations import Implementations
 from ..metadata import TensorSpec
@@ -148,7 +148,7 @@ def kernel_call(node: Node, ctx: Context) -> KernelCall | None:
     if node.target not in SAVINGS or ctx.platform != "cpu":
         return None
     op: Any = node.target
-    arguments = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    arguments = passed_arguments(op, node.args, node.kwargs)
     specs = {name: _tensors(value, ctx) for name, value in arguments.items()}
     tensors = [spec for argument_specs in specs.values() for spec in argument_specs]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]

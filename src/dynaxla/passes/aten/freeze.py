@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ...capture.graph import copy_graph
+from ...capture.graph import add_call, copy_graph
 from ...lowering.asynchronous import is_asynchronous
 from ...lowering.graphs import is_view
 from ...torch_ops import aten
@@ -185,11 +185,7 @@ def _fold_into_convolution(graph: Graph, convolution: Node, norm: Node) -> None:
 
     def add_op(op: Any, *args: Any, **kwargs: Any) -> Node:
         with graph.inserting_before(convolution):
-            node = graph.call_function(op, args, kwargs)
-        values = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
-        with weight.meta["val"].fake_mode:
-            node.meta["val"] = op(*values[0], **values[1])
-        return node
+            return add_call(graph, op, *args, **kwargs)
 
     def upcast(node: Node) -> Node:
         return node if node.meta["val"].dtype == compute_dtype else add_op(aten._to_copy.default, node, dtype=compute_dtype)

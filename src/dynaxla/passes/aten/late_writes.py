@@ -31,16 +31,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ...capture.graph import AtenGraph, written_inputs
+from ...capture.graph import AtenGraph, add_call, written_inputs
 from ...lowering.fallback import mutates
-from ...lowering.graphs import FOR_CHECKS, view_source
+from ...lowering.graphs import FOR_CHECKS, is_tensor, view_source
 from ...lowering.interpreter import is_plain_python
 from ...lowering.ops.commit_if_ok import commit_if_ok
 from ...runtime import private
 from ...torch_ops import aten
 from .device_transfers import has_several_devices
 from .split import symbols
-from .write_chains import InputView, ViewOp, Write, WrittenView, add_view, call, written_views
+from .write_chains import InputView, ViewOp, Write, WrittenView, add_view, written_views
 from .written_values import read_written_values
 
 # An input gets late writes only if it has at least this many bytes per write. A smaller input is copied as a whole, which takes about ten
@@ -186,7 +186,7 @@ class _Splitter:
     def _cloned_out_of(self, node: Node, memory: _Memory) -> Node:
         """Returns the program's node for a value, cloned if the value is in `memory`."""
         copy = self._copies[node]
-        return call(self._program, aten.clone.default, copy) if _is_tensor(node) and memory.holds(node) else copy
+        return add_call(self._program, aten.clone.default, copy) if is_tensor(node) and memory.holds(node) else copy
 
     def _write_unless_failed(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
         """Returns an in-place op, and the arguments after its target, for a write whose failure is reported late.
@@ -195,22 +195,22 @@ class _Splitter:
         """
 
         def unless_failed(new: Node, old: Node) -> Node:
-            return call(self._program, commit_if_ok, new, old)
+            return add_call(self._program, commit_if_ok, new, old)
 
         old = self._old_view(source, write.view)
         args = torch.fx.node.map_arg(write.args, self._copies.__getitem__)
         if write.op is aten.index_copy_.default:
             dim, index, new = args
-            index = unless_failed(index, call(self._program, aten.zeros_like.default, index))
-            new = unless_failed(new, call(self._program, aten.index_select.default, old, dim, index))
+            index = unless_failed(index, add_call(self._program, aten.zeros_like.default, index))
+            new = unless_failed(new, add_call(self._program, aten.index_select.default, old, dim, index))
             return write.op, (dim, self._part(index), self._part(new))
         if write.op is aten.index_put_.default:
-            indices = [item and unless_failed(item, call(self._program, aten.zeros_like.default, item)) for item in args[0]]
-            old = call(self._program, aten.index.Tensor, old, indices)
-            new = unless_failed(call(self._program, aten.copy.default, old, args[1]), old)
+            indices = [item and unless_failed(item, add_call(self._program, aten.zeros_like.default, item)) for item in args[0]]
+            old = add_call(self._program, aten.index.Tensor, old, indices)
+            new = unless_failed(add_call(self._program, aten.copy.default, old, args[1]), old)
             return write.op, ([item and self._part(item) for item in indices], self._part(new))
         whole = aten.copy.default if write.op is aten.copy_.default else write.node.target
-        new = unless_failed(call(self._program, whole, old, *args), old)
+        new = unless_failed(add_call(self._program, whole, old, *args), old)
         return aten.copy_.default, (self._part(new),)
 
     def _part(self, node: Node) -> Node:
@@ -257,13 +257,13 @@ class _Splitter:
         needed = {
             symbol
             for node in self._program.nodes
-            if node.op != "placeholder" or _is_tensor(node)
+            if node.op != "placeholder" or is_tensor(node)
             for symbol in symbols(node.meta.get("val"))
         }
         remaining = []
         for position, node in enumerate(self._placeholders):
             copy = self._copies[node]
-            if copy.users or _is_tensor(node) or not needed.isdisjoint(symbols(node.meta["val"])):
+            if copy.users or is_tensor(node) or not needed.isdisjoint(symbols(node.meta["val"])):
                 remaining.append(position)
             else:
                 self._program.erase_node(copy)
@@ -275,7 +275,7 @@ class _Memory:
 
     def __init__(self, inputs: Collection[Node]) -> None:
         self._inputs = set(inputs)
-        self._storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
+        self._storages = {private.storage_id(item.meta["val"]) for item in inputs if is_tensor(item)}
 
     def holds(self, node: Node) -> bool:
         """True if a node's tensor shares one of these storages, according to its chain of views or its fake tensor."""
@@ -283,10 +283,6 @@ class _Memory:
         while (source := view_source(origin)) is not None:
             origin = source
         return origin in self._inputs or private.storage_id(node.meta["val"]) in self._storages
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_number(node: Node) -> bool:

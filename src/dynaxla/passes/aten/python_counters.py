@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ...capture.graph import copy_graph
+from ...capture.graph import copy_graph, subgraph
 from ...lowering.interpreter import is_plain_python
 from .split import symbols
 
@@ -67,7 +67,7 @@ def split_counters(module: GraphModule) -> Counters | None:
         rest,
         rest_inputs=[index for index, node in enumerate(placeholders) if node not in counters],
         rest_outputs=returned,
-        counter_graph=_subgraph_of(module, counted, needed),
+        counter_graph=subgraph(module, (), [node for node in nodes if node in needed], counted),
         counter_inputs=[index for index, node in enumerate(placeholders) if node in needed],
     )
 
@@ -91,13 +91,3 @@ def _counters(graph: Graph) -> set[Node]:
 def _is_number_arithmetic(node: Node) -> bool:
     """True if a node is plain arithmetic on numbers."""
     return is_plain_python(node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
-
-
-def _subgraph_of(module: GraphModule, results: Sequence[Node], needed: set[Node]) -> GraphModule:
-    """Returns a graph that computes the nodes `results`. needed: the results, and all nodes from which the results are computed."""
-    graph, copies = Graph(), dict[Node, Node]()
-    for node in module.graph.nodes:
-        if node in needed:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in results))
-    return GraphModule(module, graph)

@@ -9,7 +9,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
-from ...capture.graph import copy_graph
+from ...capture.graph import add_call, copy_graph
 from ...lowering.interpreter import draws_random
 from ...torch_ops import aten
 
@@ -68,7 +68,7 @@ class _InsertionPoint:
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
         """Inserts the call of an op, and moves the insertion point behind the call."""
         with self._graph.inserting_before(None) if self.last is None else self._graph.inserting_after(self.last):
-            self.last = _call(self._graph, op, *args, **kwargs)
+            self.last = add_call(self._graph, op, *args, **kwargs)
         return self.last
 
     def move(self, node: Node) -> None:
@@ -112,8 +112,8 @@ def _hoist_dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -
     if train is False or p in (0, 1):  # eager mode draws no random numbers
         keeps_all = train is False or p == 0
         with graph.inserting_before(node):
-            out = _call(graph, aten.mul.Scalar, x, int(keeps_all))
-            mask = _call(graph, aten.full_like.default, x, keeps_all, dtype=torch.bool)
+            out = add_call(graph, aten.mul.Scalar, x, int(keeps_all))
+            mask = add_call(graph, aten.full_like.default, x, keeps_all, dtype=torch.bool)
         _replace(graph, node, (out, mask))
         return []
     empty = _add_empty_like(graph, x, insertion_point)
@@ -123,16 +123,16 @@ def _hoist_dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -
         mask = insertion_point.call(aten.bernoulli_.float, empty, 1 - p)  # bernoulli.p would fill the elements in another order
         drawn = [empty, mask]
         with graph.inserting_before(node):
-            scaled = _call(graph, aten.div.Scalar, mask, 1 - p)
-            mask = _call(graph, aten._to_copy.default, mask, dtype=torch.bool)
+            scaled = add_call(graph, aten.div.Scalar, mask, 1 - p)
+            mask = add_call(graph, aten._to_copy.default, mask, dtype=torch.bool)
     else:
         pair = insertion_point.call(aten.native_dropout.default, empty, p, True)
         mask = insertion_point.call(operator.getitem, pair, 1)
         drawn = [empty, pair, mask]
         with graph.inserting_before(node):
-            scaled = _call(graph, aten.mul.Scalar, _call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype), 1 / (1 - p))
+            scaled = add_call(graph, aten.mul.Scalar, add_call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype), 1 / (1 - p))
     with graph.inserting_before(node):
-        out = _call(graph, aten.mul.Tensor, x, scaled)
+        out = add_call(graph, aten.mul.Tensor, x, scaled)
     _replace(graph, node, (out, mask))
     return drawn
 
@@ -156,8 +156,7 @@ def _add_empty_like(graph: Graph, like: Node, insertion_point: _InsertionPoint) 
         return None
     sizes, strides, settings = numbers[: value.dim()], numbers[value.dim() :], {"dtype": value.dtype, "device": value.device}
     with detect_fake_mode(value):
-        fake = torch.empty_strided(value.shape, value.stride(), **settings)
-    return insertion_point.call(aten.empty_strided.default, sizes, strides, **settings, fake=fake)
+        return insertion_point.call(aten.empty_strided.default, sizes, strides, **settings)
 
 
 def _size_argument(graph: Graph, number: int | torch.SymInt) -> int | Node | None:
@@ -169,15 +168,3 @@ def _size_argument(graph: Graph, number: int | torch.SymInt) -> int | Node | Non
 
 def _equals(value: Any, number: torch.SymInt) -> bool:
     return isinstance(value, torch.SymInt) and bool(value.node.expr == number.node.expr)
-
-
-def _call(graph: Graph, op: Any, *args: Any, fake: torch.Tensor | None = None, **kwargs: Any) -> Node:
-    """Adds the call of an op, with its fake value. fake: the fake value, if the caller has it."""
-    node = graph.call_function(op, args, kwargs)
-    if fake is not None:
-        node.meta["val"] = fake
-        return node
-    values = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
-    with detect_fake_mode(values):
-        node.meta["val"] = op(*values[0], **values[1])
-    return node

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from ...capture.graph import called_subgraphs, subgraph
 from ...lowering import SymbolValues, TensorSpec
 from ...lowering.cpu import weight_orders
 from ...lowering.graphs import FOR_CHECKS
@@ -61,18 +62,9 @@ class Segment:
 
     def subgraph(self, outputs: Sequence[Node]) -> GraphModule:
         """Returns the segment as a graph of its own, whose inputs are `inputs` and whose outputs are the nodes `outputs`."""
-        graph = Graph()
-        copies: dict[Node, Node] = {}
-        for source in self.inputs:
-            copies[source] = graph.placeholder(source.name)
-            copies[source].meta = dict(source.meta)
-        constants = [source for node in self.nodes for source in node.all_input_nodes if source.op == "get_attr"]
-        for node in dict.fromkeys((*constants, *self.nodes)):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(tuple(copies[node] for node in outputs))
         owner = self.nodes[0].graph.owning_module
         assert owner is not None
-        return GraphModule(owner, graph)
+        return subgraph(owner, self.inputs, self.nodes, outputs)
 
 
 def split_into_segments(nodes: Sequence[Node], symbols: SymbolValues, layout: Callable[[Node], Hashable]) -> list[Segment] | None:
@@ -229,7 +221,7 @@ class _StructuralKeys:
                 for tensor in pytree.tree_leaves([item.meta.get("val") for item in (node, *node.all_input_nodes)]):
                     if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                         sizes[private.storage_id(tensor)] = math.prod(map(self._symbols.integer, tensor.shape)) * tensor.itemsize
-        inner = sum(self.product_bytes(list(graph.graph.nodes)) for node in nodes for graph in _subgraphs(node))
+        inner = sum(self.product_bytes(list(graph.graph.nodes)) for node in nodes for graph in called_subgraphs(node))
         return sum(sizes.values()) + inner
 
     def _value_key(self, node: Node) -> Hashable:
@@ -280,10 +272,3 @@ def _shares_storage(node: Node, source: Node) -> bool:
     if not all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in values):
         return False
     return private.storage_id(values[0]) == private.storage_id(values[1])
-
-
-def _subgraphs(node: Node) -> list[GraphModule]:
-    """Returns the subgraphs that a node's op calls."""
-    constants = [source for source in node.all_input_nodes if source.op == "get_attr" and source.graph.owning_module is not None]
-    values = [constant_value(source.graph.owning_module, source) for source in constants if source.graph.owning_module is not None]
-    return [value for value in values if isinstance(value, GraphModule)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ...capture.graph import subgraph
 from ...lowering.interpreter import is_plain_python
 
 
@@ -149,26 +150,11 @@ def _part(
     device: Any = None,
 ) -> GraphPart:
     inside = set(nodes)
-    inputs: dict[Node, None] = {}
-    constants: dict[Node, None] = {}
-    for node in nodes:
-        for source in node.all_input_nodes:
-            if source.op == "get_attr":
-                constants[source] = None
-            elif source not in inside:
-                inputs[source] = None
+    inputs = {source: None for node in nodes for source in node.all_input_nodes if source.op != "get_attr" and source not in inside}
     if compiled:
         used_symbols = {symbol for node in (*inputs, *nodes) for symbol in symbols(node.meta.get("val"))}
         defining = (definitions.node(symbol, device, nodes[0]) for symbol in used_symbols)
         inputs |= {node: None for node in defining if node is not None and node not in inside}
     if outputs is None:
         outputs = [node for node in nodes if node in definitions.all or any(user not in inside for user in node.users)]
-    graph = torch.fx.Graph()
-    copies: dict[Node, Node] = {}
-    for source in inputs:
-        copies[source] = graph.placeholder(source.name)
-        copies[source].meta = dict(source.meta)
-    for node in dict.fromkeys((*constants, *nodes)):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in outputs))
-    return GraphPart(compiled, GraphModule(module, graph), list(inputs), list(outputs))
+    return GraphPart(compiled, subgraph(module, list(inputs), nodes, outputs), list(inputs), list(outputs))

@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ...capture.graph import is_array
+from ...capture.graph import called_subgraphs, is_array
 from ...lowering.asynchronous import can_be_in_program, is_asynchronous, leaves
 from ...lowering.fallback import mutates
 from ...lowering.interpreter import needs_kernel
@@ -56,7 +56,7 @@ def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[No
                 found[node] = NOT_DENSE
             elif uses_saved_state(node):
                 found[node] = GENERATOR_STATE
-            elif reasons := {reason for inner in _subgraphs(node) for reason in unsupported_nodes(inner, is_inner=True).values()} - {
+            elif reasons := {reason for inner in called_subgraphs(node) for reason in unsupported_nodes(inner, is_inner=True).values()} - {
                 DATA_DEPENDENT
             }:
                 found[node] = min(reasons)
@@ -87,17 +87,3 @@ def last_writes(module: GraphModule, found: dict[Node, str]) -> set[Node]:
 
 def _has_tag(node: Node, tag: torch.Tag) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
-
-
-def _subgraphs(node: Node) -> list[GraphModule]:
-    """Returns the subgraphs that a node's op calls."""
-    owner = node.graph.owning_module
-    found = []
-    for source in node.all_input_nodes:
-        if source.op == "get_attr" and owner is not None:
-            value: Any = owner
-            for name in str(source.target).split("."):
-                value = getattr(value, name)
-            if isinstance(value, GraphModule):
-                found.append(value)
-    return found

@@ -13,7 +13,6 @@ node's result, not its memory: the result may be a copy.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
 
+from ...capture.graph import add_call
 from ...lowering.kernel_refusals import refusal_of_node
 from ...torch_ops import aten
 
@@ -212,15 +212,6 @@ def reads_through_writes(node: Node) -> bool:
     return source is not node and source.target in _SCATTERS
 
 
-def call(graph: Graph, op: Any, *args: Any) -> Node:
-    """Adds the call of an op at the graph's insertion point, with its fake value."""
-    node = graph.call_function(op, args)
-    values = torch.fx.node.map_arg(args, lambda source: source.meta["val"])
-    with detect_fake_mode(values) or contextlib.nullcontext(), torch.no_grad():
-        node.meta["val"] = op(*values)
-    return node
-
-
 def add_view(graph: Graph, view: InputView, source: Node, copies: Mapping[Node, Node]) -> Node:
     """Adds the view ops that lead from an input to a view of the input, and returns the node of the last op.
 
@@ -232,8 +223,8 @@ def add_view(graph: Graph, view: InputView, source: Node, copies: Mapping[Node, 
     """
     node = copies[source]
     for step in view.steps:
-        node = call(graph, step.op, node, *torch.fx.node.map_arg(step.args, copies.__getitem__))
-        node = node if step.item is None else call(graph, operator.getitem, node, step.item)
+        node = add_call(graph, step.op, node, *torch.fx.node.map_arg(step.args, copies.__getitem__))
+        node = node if step.item is None else add_call(graph, operator.getitem, node, step.item)
     return node
 
 

@@ -137,7 +137,7 @@ class _PartitionableEvaluation(Evaluation[Any]):
     def _apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name = str(equation.source_info.name_stack)
         with jax.named_scope(name) if name else contextlib.nullcontext():  # the scope names the user's source line
-            return super()._apply(equation, operands)
+            return self._results(equation, operands)
 
 
 def _reshape(value: Any, shape: Sequence[int]) -> Any:

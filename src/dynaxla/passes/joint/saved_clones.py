@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...capture.graph import DEVICE_COPY_OPS, compute_devices
+from ...capture.graph import DEVICE_COPY_OPS, compute_devices, written_inputs
 from ...torch_ops import aten
 
 
@@ -16,9 +16,10 @@ def save_clones(joint: GraphModule) -> None:
     AOTAutograd adds such a clone only for an input that requires grad. Without the tag, the minimal cut would save the input and recompute
     the clone, since clones are cheap.
     """
-    for node in _mutated(joint):
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    for node in [placeholders[position] for position in sorted(written_inputs(joint.graph).values())]:
         if not all(user.target is aten.clone.default for user in node.users):
-            with joint.graph.inserting_after(_last_placeholder(joint)):
+            with joint.graph.inserting_after(placeholders[-1]):
                 clone = joint.graph.call_function(aten.clone.default, (node,))
             value = node.meta["val"]
             with value.fake_mode:
@@ -29,15 +30,3 @@ def save_clones(joint: GraphModule) -> None:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif node.target in DEVICE_COPY_OPS and len(compute_devices(node)) > 1:  # a copy between devices is not cheap
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-
-
-def _mutated(joint: GraphModule) -> list[Node]:
-    """Returns the inputs whose new values are among the outputs, according to AOTAutograd's descriptors."""
-    output = joint.graph.output_node()
-    mutated = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
-    placeholders = joint.graph.find_nodes(op="placeholder")
-    return [node for node in placeholders if node.meta.get("desc") is not None and node.meta["desc"] in mutated]
-
-
-def _last_placeholder(joint: GraphModule) -> Node:
-    return joint.graph.find_nodes(op="placeholder")[-1]

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 from ...capture.graph import AtenGraph, copy_graph, graph_device
 from ...capture.inputs import Sizes
-from ...lowering.graphs import storage_of, user_line, view_source
+from ...lowering.graphs import is_tensor, storage_of, user_line, view_source
 from ...lowering.interpreter import draws_random, is_plain_python
 from ...runtime import private
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
@@ -112,7 +112,7 @@ def pad(graph: AtenGraph) -> PaddedGraph | str | None:
     factorizations: dict[Any, tuple[Any, ...]] = {}
     while True:
         placeholders = graph.module.graph.find_nodes(op="placeholder")
-        found = [size for node in placeholders if _is_tensor(node) for size in sizes_of(node.meta["val"])]
+        found = [size for node in placeholders if is_tensor(node) for size in sizes_of(node.meta["val"])]
         rounded = {symbol for size in found for symbol in symbols_in(size)}
         if not rounded:
             return None
@@ -267,8 +267,8 @@ _SIZE_OPS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 def _shared_storages(node: Node) -> set[int]:
     """Returns the storages of a node's operands that its results share."""
     results = [node, *(user for user in node.users if user.target is operator.getitem)]
-    own = {storage_of(result) for result in results if _is_tensor(result)}
-    return own & {storage_of(read) for read in node.all_input_nodes if _is_tensor(read)}
+    own = {storage_of(result) for result in results if is_tensor(result)}
+    return own & {storage_of(read) for read in node.all_input_nodes if is_tensor(read)}
 
 
 def _check(rewrite: PaddingRewrite, op: Any, fake: Any, extents: Extents) -> None:
@@ -285,10 +285,6 @@ def _check(rewrite: PaddingRewrite, op: Any, fake: Any, extents: Extents) -> Non
                 raise NoPaddingRule(f"{op}: the factor {factor} does not divide the size {size}, or may be larger than its rounded value")
         if rest != 1:
             raise NoPaddingRule(f"{op}: the product of the factors {extent.factors} is not the size {size}")
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _symbolic(value: Any) -> list[torch.SymInt]:

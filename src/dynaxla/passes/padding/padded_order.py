@@ -18,6 +18,7 @@ from .padded_rules import (
     arguments_except,
     highest,
     lowest,
+    number_of,
     reduced_extents,
     replace_by,
     replace_by_results,
@@ -132,7 +133,7 @@ def rewrite_as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
     original, result = rewrite.original_inputs.get(source, value(source)), value(node)
     source_offset = size_of(original.storage_offset())
     offset = argument(node, "storage_offset")
-    relative_offset = 0 if offset is None else size_of(_number(offset)) - source_offset
+    relative_offset = 0 if offset is None else size_of(number_of(offset)) - source_offset
     whole = sizes_of(original)
     dim_of_stride = {size_of(step): dim for dim, step in enumerate(original.stride()) if whole[dim] != 1}
     extents, shape = list(rewrite.extents_of(source)), list(value(source).shape)
@@ -141,12 +142,12 @@ def rewrite_as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
     stride_of_dim = {dim: step for step, dim in dim_of_stride.items()}
     order: dict[int, Any] = {}
     for size, step in zip(sizes, steps, strict=True):
-        if size_of(_number(size)) == 1:
+        if size_of(number_of(size)) == 1:
             continue
-        dim = dim_of_stride.pop(size_of(_number(step)), None)
+        dim = dim_of_stride.pop(size_of(number_of(step)), None)
         if dim is None:
             raise NoPaddingRule("it reads memory by strides")
-        order[dim] = _number(size)
+        order[dim] = number_of(size)
     starts = _starts(relative_offset, stride_of_dim)
     for dim, size in {**order, **dict.fromkeys(dim_of_stride.values(), 1)}.items():
         count, start = size_of(size), starts[dim]
@@ -166,7 +167,7 @@ def rewrite_as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
     source = rewrite.add(aten.squeeze.dims, (source, list(range(len(order), len(shape)))), [shape[dim] for dim in order], result)
     found, shape = [extents[dim] for dim in order], [shape[dim] for dim in order]
     for dim, size in enumerate(sizes):
-        if size_of(_number(size)) == 1:
+        if size_of(number_of(size)) == 1:
             shape.insert(dim, 1)
             found.insert(dim, Extent(()))
             source = rewrite.add(aten.unsqueeze.default, (source, dim), shape, result)
@@ -224,8 +225,3 @@ def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
         return True
     symbolic = [size for size in (*tensor.shape, *tensor.stride()) if isinstance(size, torch.SymInt)]
     return bool(symbolic) and statically_known_true(symbolic[0].node.shape_env.create_symintnode(number, hint=None) >= 0)
-
-
-def _number(item: Any) -> Any:
-    """Returns an argument that is a number or a node with a number, as the number."""
-    return item.meta["val"] if isinstance(item, Node) else item

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
+from ...lowering.graphs import is_tensor
 from ...lowering.ops.masking import as_tuple, cat_valid
 from ...torch_ops import aten, prims
 from .padding_rewrite import PaddingRewrite
@@ -79,6 +80,11 @@ def set_argument(node: Node, name: str, value: Any) -> None:
                 node.update_kwarg(name, value)
 
 
+def number_of(item: Any) -> Any:
+    """Returns an argument that is a number or a node with a number, as the number."""
+    return item.meta["val"] if isinstance(item, Node) else item
+
+
 def value(node: Node) -> torch.Tensor:
     """Returns the fake tensor of a node's result, with the sizes of the original graph as symbols."""
     return node.meta["val"]
@@ -103,7 +109,7 @@ def pointwise(rewrite: PaddingRewrite, node: Node) -> Any:
     """The rule of pointwise ops: the result has the broadcast extents of the operands."""
     _use_true_number(rewrite, node)
     leaves = torch.utils._pytree.tree_leaves((node.args, dict(node.kwargs)))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), torch.Tensor)]
+    tensors = list(filter(is_tensor, leaves))
     rewrite.require_exact(*[leaf for leaf in leaves if leaf not in tensors])
     found = broadcast([rewrite.extents_of(tensor) for tensor in tensors])
     several = value(node)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...torch_ops import aten, prims
+from ...torch_ops import aten
 from .padded_rules import (
     argument,
     arguments_except,
+    converted,
     reduced_dims,
     reduced_extents,
     replace_by,
@@ -46,20 +47,18 @@ class _StatisticsBuilder:
 
     def convert(self, node: Node, dtype: torch.dtype | None = None) -> Node:
         """Returns a tensor converted to a dtype; None for the dtype of `like`."""
-        dtype = dtype or self.like.dtype
-        if value(node).dtype == dtype:
-            return node
-        found = self.rewrite.add(prims.convert_element_type.default, (node, dtype), value(node).shape, self.like, result_dtype=dtype)
-        self.rewrite.extents[found] = self.rewrite.extents_of(node)
-        return found
+        return converted(self.rewrite, node, dtype or self.like.dtype)
+
+    def replace_results(self, node: Node, results: Sequence[Node]) -> None:
+        """Turns a node with several results into a tuple of other nodes, converted to the dtypes of its results."""
+        returned = zip(results, node.meta["val"], strict=True)
+        replace_by_results(node, [self.convert(item, own.dtype) if isinstance(own, torch.Tensor) else None for item, own in returned])
 
     def add(self, op: Any, *operands: Any) -> Node:
         """Adds a pointwise op on tensors and numbers. One of the tensors must have the shape of the result."""
         shapes = [value(item).shape for item in operands if isinstance(item, Node)]
         found = self.rewrite.add(op, operands, max(shapes, key=_rank_of_shape), self.like)
-        self.rewrite.extents[found] = max(
-            (self.rewrite.extents_of(item) for item in operands), key=lambda extents: _rank_of_extents(self.rewrite, extents)
-        )
+        self.rewrite.extents[found] = max(map(self.rewrite.extents_of, operands), key=_rank_of_extents)
         return found
 
     def total(self, node: Node) -> Node:
@@ -80,6 +79,18 @@ class _StatisticsBuilder:
         mean = self.add(aten.div.Tensor, self.total(x), self.count())
         centered = self.add(aten.sub.Tensor, x, mean)
         return mean, self.total(self.add(aten.mul.Tensor, centered, centered)), centered
+
+    def normalize(self, x: Node, eps: Any) -> tuple[Node, Node, Node, Node]:
+        """Returns x with mean 0 and variance 1, its mean, the inverse of its standard deviation, and the sum of squared deviations."""
+        mean, squares, centered = self.moments(x)
+        inverse = self.add(aten.rsqrt.default, self.add(aten.add.Tensor, self.add(aten.div.Tensor, squares, self.count()), eps))
+        return self.add(aten.mul.Tensor, centered, inverse), mean, inverse, squares
+
+    def input_gradient(self, grad: Node, normalized_x: Node, inverse: Node) -> Node:
+        """Returns the gradient of x in `normalize`, from the gradient of its result. The other arguments are the results of `normalize`."""
+        for term in (self.total(grad), self.add(aten.mul.Tensor, normalized_x, self.total(self.add(aten.mul.Tensor, grad, normalized_x)))):
+            grad = self.add(aten.sub.Tensor, grad, self.add(aten.div.Tensor, term, self.count()))
+        return self.add(aten.mul.Tensor, grad, inverse)
 
     def without_dims(self, node: Node) -> Node:
         """Returns a statistic without `dims`, which have size 1."""
@@ -103,9 +114,14 @@ def _rank_of_shape(shape: Sequence[Any]) -> tuple[int, int]:
     return len(shape), sum(not isinstance(size, int) or size != 1 for size in shape)
 
 
-def _rank_of_extents(rewrite: PaddingRewrite, extents: Extents) -> tuple[int, int]:
+def _rank_of_extents(extents: Extents) -> tuple[int, int]:
     """Returns the same sort key as `_rank_of_shape`, for extents."""
     return len(extents), sum(bool(extent.factors) for extent in extents)
+
+
+def _returned(node: Node, extents: Sequence[Extents]) -> list[Extents]:
+    """Returns the extents of a node's results, with () for each result that the node does not return."""
+    return [found if isinstance(own, torch.Tensor) else () for found, own in zip(extents, node.meta["val"], strict=True)]
 
 
 def _builder(rewrite: PaddingRewrite, dims: Sequence[int], extents: Extents, x: torch.Tensor) -> _StatisticsBuilder:
@@ -141,7 +157,7 @@ def _variance(rewrite: PaddingRewrite, node: Node) -> Any:
     if not argument(node, "keepdim"):
         found = [builder.without_dims(item) for item in found]
     if several:
-        replace_by_results(node, [builder.convert(item, own.dtype) for item, own in zip(found, node.meta["val"], strict=True)])
+        builder.replace_results(node, found)
         return [result, result]
     replace_by(node, builder.convert(found[0], value(node).dtype))
     return result
@@ -182,14 +198,12 @@ def _norm_of_rounded_rows(rewrite: PaddingRewrite, node: Node, rows: int) -> Ext
     assert isinstance(x, Node)
     extents = rewrite.extents_of(x)
     builder = _builder(rewrite, range(rows, len(extents)), extents, value(x))
-    mean, squares, centered = builder.moments(builder.convert(x))
-    inverse = builder.add(aten.rsqrt.default, builder.add(aten.add.Tensor, builder.add(aten.div.Tensor, squares, builder.count()), eps))
-    out = builder.add(aten.mul.Tensor, centered, inverse)
+    out, mean, inverse, _ = builder.normalize(builder.convert(x), eps)
     for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if parameter is not None:
             extents = broadcast([extents, rewrite.extents_of(parameter)])
             out = builder.add(op, out, builder.convert(parameter))
-    replace_by_results(node, [builder.convert(item, own.dtype) for item, own in zip((out, mean, inverse), node.meta["val"], strict=True)])
+    builder.replace_results(node, (out, mean, inverse))
     return extents
 
 
@@ -220,27 +234,13 @@ def _norm_of_rounded_rows_backward(rewrite: PaddingRewrite, node: Node, rows: Ex
     mean_x, inverse_std, grads = (builder.convert(item) for item in (mean, inverse, grad))
     normalized_x = builder.add(aten.mul.Tensor, builder.add(aten.sub.Tensor, builder.convert(x), mean_x), inverse_std)
     scaled = grads if weight is None else builder.add(aten.mul.Tensor, grads, builder.convert(weight))
-    grad_x = scaled
-    for term in (
-        builder.total(scaled),
-        builder.add(aten.mul.Tensor, normalized_x, builder.total(builder.add(aten.mul.Tensor, scaled, normalized_x))),
-    ):
-        grad_x = builder.add(aten.sub.Tensor, grad_x, builder.add(aten.div.Tensor, term, builder.count()))
     row_builder = _builder(rewrite, range(len(rows)), extents, value(x))
-    found = [builder.add(aten.mul.Tensor, grad_x, inverse_std), builder.add(aten.mul.Tensor, grads, normalized_x), grads]
+    found = [builder.input_gradient(scaled, normalized_x, inverse_std), builder.add(aten.mul.Tensor, grads, normalized_x), grads]
     if rows:
         found[1:] = [row_builder.without_dims(row_builder.total(item)) for item in found[1:]]
     result_extents = [builder.extents, *[builder.extents[len(rows) :]] * 2]
-    results = node.meta["val"]
-    requested = [isinstance(own, torch.Tensor) for own in results]
-    replace_by_results(
-        node,
-        [
-            builder.convert(item, own.dtype) if is_requested else None
-            for item, own, is_requested in zip(found, results, requested, strict=True)
-        ],
-    )
-    return [item if is_requested else () for item, is_requested in zip(result_extents, requested, strict=True)]
+    builder.replace_results(node, found)
+    return _returned(node, result_extents)
 
 
 # Norms over the batch: dimension 1 has the channels, and all other dimensions are reduced
@@ -270,9 +270,7 @@ def _batch_norm(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     if statistics and not training:
         raise NoPaddingRule("a batch norm returns its running statistics")
     builder = _builder(rewrite, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
-    mean, squares, centered = builder.moments(builder.convert(x))
-    inverse = builder.add(aten.rsqrt.default, builder.add(aten.add.Tensor, builder.add(aten.div.Tensor, squares, builder.count()), eps))
-    out = builder.add(aten.mul.Tensor, centered, inverse)
+    out, mean, inverse, squares = builder.normalize(builder.convert(x), eps)
     for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if parameter is not None:
             out = builder.add(op, out, builder.channel_vector(parameter))
@@ -281,7 +279,7 @@ def _batch_norm(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     for old, new in zip(statistics, (mean, unbiased), strict=False):
         kept = builder.add(aten.mul.Tensor, builder.convert(old), 1 - momentum)
         found.append(builder.add(aten.add.Tensor, kept, builder.add(aten.mul.Tensor, builder.without_dims(new), momentum)))
-    replace_by_results(node, [builder.convert(item, own.dtype) for item, own in zip(found, node.meta["val"], strict=True)])
+    builder.replace_results(node, found)
     return [extents, *[(extents[1].non_uniform,)] * (len(found) - 1)]
 
 
@@ -309,17 +307,8 @@ def _batch_norm_backward(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
             grad_x = builder.add(aten.sub.Tensor, grad_x, builder.add(aten.div.Tensor, term, builder.count()))
     factor = inverse if weight is None else builder.add(aten.mul.Tensor, inverse, builder.channel_vector(weight))
     found = [builder.add(aten.mul.Tensor, grad_x, factor), builder.without_dims(grad_weight), builder.without_dims(grad_bias)]
-    results = node.meta["val"]
-    requested = [isinstance(own, torch.Tensor) for own in results]
-    replace_by_results(
-        node,
-        [
-            builder.convert(item, own.dtype) if is_requested else None
-            for item, own, is_requested in zip(found, results, requested, strict=True)
-        ],
-    )
-    result_extents = [extents, *[(extents[1].non_uniform,)] * 2]
-    return [item if is_requested else () for item, is_requested in zip(result_extents, requested, strict=True)]
+    builder.replace_results(node, found)
+    return _returned(node, [extents, *[(extents[1].non_uniform,)] * 2])
 
 
 # Norms over groups of channels and all spatial positions, with statistics for each item of the batch
@@ -398,15 +387,14 @@ def _group_norm(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     if any(map(rewrite.is_padded, extents[2:])):
         channel_groups = _ChannelGroups.of(rewrite, x, extents, groups)
         builder = channel_groups.builder
-        mean, squares, centered = builder.moments(channel_groups.split(x))
-        inverse = builder.add(aten.rsqrt.default, builder.add(aten.add.Tensor, builder.add(aten.div.Tensor, squares, builder.count()), eps))
-        out = channel_groups.merge(builder.add(aten.mul.Tensor, centered, inverse))
+        out, mean, inverse, _ = builder.normalize(channel_groups.split(x), eps)
+        out = channel_groups.merge(out)
         image_builder = _builder(rewrite, (), extents, value(x))
         for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
             if parameter is not None:
                 out = image_builder.add(op, out, image_builder.channel_vector(parameter))
         found = [out, builder.without_dims(mean), builder.without_dims(inverse)]
-        replace_by_results(node, [builder.convert(item, own.dtype) for item, own in zip(found, node.meta["val"], strict=True)])
+        builder.replace_results(node, found)
     return [extents, statistics, statistics]
 
 
@@ -416,7 +404,6 @@ def _group_norm_backward(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     grad, x, mean, inverse, weight, _, channels, _, groups, _ = node.args
     tensors = [x, grad, mean, inverse]
     extents = _group_arguments(rewrite, tensors, [weight], channels, groups)
-    results = node.meta["val"]
     if any(map(rewrite.is_padded, extents[2:])):
         channel_groups, image_builder = _ChannelGroups.of(rewrite, x, extents, groups), _builder(rewrite, (), extents, value(x))
         builder = channel_groups.builder
@@ -426,26 +413,16 @@ def _group_norm_backward(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
         if weight is not None:
             scaled = image_builder.add(aten.mul.Tensor, scaled, image_builder.channel_vector(weight))
         grads = channel_groups.split(scaled)
-        grad_x = grads
-        for term in (
-            builder.total(grads),
-            builder.add(aten.mul.Tensor, normalized_x, builder.total(builder.add(aten.mul.Tensor, grads, normalized_x))),
-        ):
-            grad_x = builder.add(aten.sub.Tensor, grad_x, builder.add(aten.div.Tensor, term, builder.count()))
         channel_builder = _builder(rewrite, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
         channel_grads = channel_builder.convert(grad)
         grad_weight = channel_builder.total(channel_builder.add(aten.mul.Tensor, channel_grads, channel_groups.merge(normalized_x)))
         found = [
-            channel_groups.merge(builder.add(aten.mul.Tensor, grad_x, inverse_std)),
+            channel_groups.merge(builder.input_gradient(grads, normalized_x, inverse_std)),
             channel_builder.without_dims(grad_weight),
             channel_builder.without_dims(channel_builder.total(channel_grads)),
         ]
-        replace_by_results(
-            node,
-            [builder.convert(item, own.dtype) if isinstance(own, torch.Tensor) else None for item, own in zip(found, results, strict=True)],
-        )
+        builder.replace_results(node, found)
     else:
         for index, tensor in zip((1, 0, 2, 3), tensors, strict=True):
             node.update_arg(index, rewrite.masked(tensor, [0], 0, with_extent(rewrite.extents_of(tensor), 0, extents[0])))
-    result_extents = [extents, *[(extents[1].non_uniform,)] * 2]
-    return [item if isinstance(own, torch.Tensor) else () for item, own in zip(result_extents, results, strict=True)]
+    return _returned(node, [extents, *[(extents[1].non_uniform,)] * 2])

@@ -16,7 +16,17 @@ from ...lowering.dimensions import wrap
 from ...lowering.ops.masking import reflect_or_replicate, reflect_or_replicate_backward
 from ...torch_ops import aten
 from .padded_order import rewrite_as_strided
-from .padded_rules import argument, lowest, replace_by_results, require_all_unpadded, require_single_prefix, rule, value
+from .padded_rules import (
+    argument,
+    arguments_except,
+    lowest,
+    number_of,
+    replace_by_results,
+    require_all_unpadded,
+    require_single_prefix,
+    rule,
+    value,
+)
 from .padding_rewrite import PaddingRewrite
 from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, common_extent, quotient, size_of, sizes_of, with_extent
 
@@ -156,7 +166,7 @@ def _require_whole_windows(
 
 @rule(aten.avg_pool2d.default)
 def _mean_pool(rewrite: PaddingRewrite, node: Node) -> Any:
-    images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = _all_arguments(node)
+    images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = arguments_except(node)
     rewrite.require_exact(kernel, stride, padding)
     dims = _image_dims(rewrite, images)
     _require_whole_windows(rewrite, images, padding, ceil_mode, count_include_pad, divisor)
@@ -166,7 +176,7 @@ def _mean_pool(rewrite: PaddingRewrite, node: Node) -> Any:
 
 @rule(aten.avg_pool2d_backward.default)
 def _mean_pool_backward(rewrite: PaddingRewrite, node: Node) -> Extents:
-    grad, images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = _all_arguments(node)
+    grad, images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = arguments_except(node)
     rewrite.require_exact(kernel, stride, padding)
     dims = _image_dims(rewrite, images)
     _image_dims(rewrite, grad)
@@ -289,12 +299,12 @@ def _as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
     source = node.args[0]
     assert isinstance(source, Node)
     x, result = rewrite.original_inputs.get(source, value(source)), value(node)
-    size, stride = ([size_of(_number(item)) for item in node.args[index]] for index in (1, 2))
+    size, stride = ([size_of(number_of(item)) for item in node.args[index]] for index in (1, 2))
     repeats = any(step == 0 and count != 1 for count, step in zip(size, stride, strict=True))
     if not repeats and sum(count != 1 for count in size) <= sum(count != 1 for count in sizes_of(x)):
         return rewrite_as_strided(rewrite, node)
     offset = argument(node, "storage_offset")
-    if offset is not None and size_of(_number(offset)) != size_of(x.storage_offset()):
+    if offset is not None and size_of(number_of(offset)) != size_of(x.storage_offset()):
         raise NoPaddingRule("as_strided starts at another storage offset than its operand")
     steps = [size_of(step) for step in x.stride()]
     source_dims = [dim for dim, count in enumerate(sizes_of(x)) if count != 1 and steps[dim] != 0]
@@ -359,16 +369,3 @@ def _as_real(rewrite: PaddingRewrite, node: Node) -> Extents:
 @rule(aten.view_as_complex.default)
 def _as_complex(rewrite: PaddingRewrite, node: Node) -> Extents:
     return rewrite.extents_of(node.args[0])[:-1]
-
-
-def _number(item: Any) -> Any:
-    """Returns an argument that is a number or a node with a number, as the number."""
-    return item.meta["val"] if isinstance(item, Node) else item
-
-
-def _all_arguments(node: Node) -> list[Any]:
-    """Returns all arguments of a node, in the order of the op's schema, with the schema's defaults for missing arguments."""
-    items = node.target._schema.arguments
-    return [
-        node.args[index] if index < len(node.args) else node.kwargs.get(item.name, item.default_value) for index, item in enumerate(items)
-    ]

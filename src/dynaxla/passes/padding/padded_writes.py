@@ -12,16 +12,13 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
+from ...lowering.graphs import is_tensor
 from ...lowering.ops.masking import write_into
-from ...torch_ops import aten, prims
+from ...torch_ops import aten
 from .padded_layers import checked_indices
-from .padded_rules import END, argument, replace_by, require_single_prefix, rule, value
+from .padded_rules import END, argument, converted, number_of, replace_by, require_single_prefix, rule, value
 from .padding_rewrite import PaddingRewrite
 from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, common_extent, size_of, with_extent
-
-
-def _is_tensor(item: Any) -> bool:
-    return isinstance(item, Node) and isinstance(item.meta.get("val"), torch.Tensor)
 
 
 def _non_uniform(extents: Extents) -> Extents:
@@ -92,7 +89,7 @@ def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     if reduce not in ("set", *_NEUTRAL, *_BY_EDGE_FILLING):
         raise NoPaddingRule(f"it scatters with reduce={reduce!r}")
     source = node.args[3]
-    if _is_tensor(source):
+    if is_tensor(source):
         assert isinstance(source, Node)
         for d, (source_extent, index_extent) in enumerate(zip(_non_uniform(rewrite.extents_of(source)), index_extents, strict=True)):
             is_read = d != dim and _is_prefix(source_extent, source, d) and _is_prefix(index_extent, index, d)
@@ -145,8 +142,8 @@ def _index_put(rewrite: PaddingRewrite, node: Node) -> Extents:
             rewrite.is_padded(region_extents[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in result_dims
         ):
             # One value is broadcast to valid positions and padding: expand it, so that the padding can be zero.
-            sizes = _written_shape(rewrite, node, at, index_by_dim, table)
-            expanded = rewrite.add(aten.expand.default, (values, sizes), [_size(size) for size in sizes], value(values))
+            sizes = _written_shape(rewrite, at, index_by_dim, table)
+            expanded = rewrite.add(aten.expand.default, (values, sizes), [number_of(size) for size in sizes], value(values))
             rewrite.extents[expanded] = tuple(region_extents)
             values, value_extents, index_dims = expanded, tuple(region_extents), list(result_dims)
             first = 0
@@ -155,7 +152,7 @@ def _index_put(rewrite: PaddingRewrite, node: Node) -> Extents:
     else:
         node.update_arg(2, rewrite.edge_filled(values, index_dims))
         if any(
-            rewrite.is_padded(region_extents[first + dim]) and not _matches_region(rewrite, value_extents[dim], region_extents[first + dim])
+            rewrite.is_padded(region_extents[first + dim]) and not _matches_region(value_extents[dim], region_extents[first + dim])
             for dim in index_dims
         ):
             raise NoPaddingRule("operands are padded along different sizes")
@@ -171,16 +168,12 @@ def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _matches_region(rewrite: PaddingRewrite, own: Extent, region_extent: Extent) -> bool:
+def _matches_region(own: Extent, region_extent: Extent) -> bool:
     """True if the values of a dimension are broadcast, uniform, or have the extent of the written region."""
     return not own.factors or own.uniform or own.non_uniform == region_extent.non_uniform
 
 
-def _size(size: Any) -> Any:
-    return size.meta["val"] if isinstance(size, Node) else size
-
-
-def _written_shape(rewrite: PaddingRewrite, node: Node, at: int, index_by_dim: dict[int, Any], table: Node) -> list[Any]:
+def _written_shape(rewrite: PaddingRewrite, at: int, index_by_dim: dict[int, Any], table: Node) -> list[Any]:
     """Returns the shape of the elements that an `index_put` writes, as ints and nodes. at: the first dimension of the indices' shape."""
     rank = max(value(index).dim() for index in index_by_dim.values())
     shape: list[Any] = [1] * rank
@@ -266,8 +259,7 @@ def _select_scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
 
 
 def _replace_by_write(rewrite: PaddingRewrite, node: Node, table: Node, added: Node, dim: int, first: Any, count: Any) -> None:
-    if value(added).dtype != value(table).dtype:
-        added = rewrite.add(prims.convert_element_type.default, (added, value(table).dtype), value(added).shape, value(table))
+    added = converted(rewrite, added, value(table).dtype)
     length_index, start = (-1, first) if isinstance(first, int) else (rewrite.length_index(first), 0)
     count_index, fixed_count = (-1, count) if isinstance(count, int) else (rewrite.length_index(count), 0)
     like = value(node)

@@ -74,10 +74,6 @@ class PaddingRewrite:
         """True if a factor of a dimension is rounded, so that the dimension has padding."""
         return any(not self.rounded.isdisjoint(symbols_in(factor)) for factor in extent.factors)
 
-    def padded_dims(self, node: Node) -> list[int]:
-        """Returns the dimensions of a tensor that have padding."""
-        return [dim for dim, extent in enumerate(self.extents_of(node)) if self.is_padded(extent)]
-
     def is_rounded(self, value: Any) -> bool:
         """True if a size, or another number of the graph, depends on a rounded symbol."""
         value = value.meta.get("val") if isinstance(value, Node) else value
@@ -107,7 +103,7 @@ class PaddingRewrite:
         """
         if free_unbacked_symbols(tensor):
             raise NoPaddingRule("its size depends on the values of a tensor")
-        found = tuple(Extent.of(size, False) for size in sizes_of(tensor))
+        found = tuple(Extent.of(size) for size in sizes_of(tensor))
         for extent in found:
             if not all(map(is_nondecreasing, extent.factors)):
                 raise NoPaddingRule(f"the size {extent.factors[0]} may be larger than its rounded value")

@@ -46,9 +46,9 @@ class Extent:
     uniform: bool = False
 
     @staticmethod
-    def of(size: Any, uniform: bool = False) -> Extent:
+    def of(size: Any) -> Extent:
         """Returns the extent of a dimension whose valid positions are one prefix. size: the prefix's length, an expression or an int."""
-        return Extent(() if size == 1 else (size,), uniform)
+        return Extent(() if size == 1 else (size,))
 
     @property
     def non_uniform(self) -> Extent:
@@ -123,7 +123,7 @@ def common_extent(extents: Sequence[Extent]) -> Extent:
     if len(padded_extents) > 1:
         one, *several = sorted((extent.factors for extent in padded_extents), key=len)
         factorization = (one[0], several[-1]) if len(one) == 1 < len(several[-1]) else None
-        equal_sizes = tuple(zip(one, *several, strict=True)) if [len(one)] == list(map(len, several)) else ()
+        equal_sizes = tuple(zip(one, several[0], strict=True)) if len(several) == 1 and len(one) == len(several[0]) else ()
         raise NoPaddingRule(
             f"operands are padded along different sizes: {' and '.join(sorted(str(extent.factors) for extent in padded_extents))}",
             factorization,

@@ -23,7 +23,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..errors import DynaxlaError
 from ..lowering import dtypes, lowers
-from ..lowering.ops.creation import conjugate
 from ..lowering.registry import registry
 from ..runtime import capture_lock, private
 from .array_conversion import ArrayScope, torch_dtype
@@ -130,7 +129,7 @@ def vjp(
     _, pull, results = jax.vjp(differentiated, *(operands[position] for position in wanted), has_aux=True)
 
     def pull_back(cotangents: Sequence[jax.Array]) -> list[jax.Array]:
-        return [conjugate(value) for value in pull([conjugate(value) for value in cotangents])]
+        return [jnp.conj(value) for value in pull([jnp.conj(value) for value in cotangents])]
 
     return results, pull_back
 

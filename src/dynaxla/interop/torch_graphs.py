@@ -35,7 +35,6 @@ from ..lowering.eager import PORTABLE
 from ..lowering.function import Function, Results
 from ..lowering.graphs import user_line
 from ..lowering.interpreter import constant_value, draws_random
-from ..lowering.ops.creation import conjugate
 from ..passes.joint.partition import partition
 from ..runtime import capture_lock
 from ..torch_ops import aten
@@ -172,12 +171,12 @@ class TorchCall(WideCall):
                 lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], result_dtypes, strict=True)
             )
             # torch's gradients of complex numbers are the conjugates of JAX's cotangents.
-            values = [conjugate(next(cotangents)) if index is None else next(residuals) for index in residual_sources]
+            values = [jnp.conj(next(cotangents)) if index is None else next(residuals) for index in residual_sources]
             values = [_join_64_bit(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
             outputs = iter(backward(values).outputs)
             all_gradients = [None if gradient is None else next(outputs) for gradient in gradients[: len(mask)]]
             wanted_gradients = [(grad, item) for grad, item, want in zip(all_gradients, self._operands, mask, strict=True) if want]
-            return [_zeros(item) if grad is None else conjugate(grad) for grad, item in wanted_gradients]
+            return [_zeros(item) if grad is None else jnp.conj(grad) for grad, item in wanted_gradients]
 
         shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
 

@@ -6,6 +6,7 @@ import operator
 
 import pytest
 import torch
+from torch import nn
 from torch.fx import Graph
 
 from dynaxla.lowering.graphs import describe_inputs, is_result_used, is_view, user_line, view_source
@@ -57,15 +58,15 @@ def test_inputs_as_a_user_reads_them() -> None:
     assert describe_inputs(softmax) == "f32[8, 1024], dim=[1], dtype=torch.float64"
 
 
-TORCH = '  File "/site-packages/torch/nn/modules/linear.py", line 134, in forward\n    return F.linear(x)'
-MINE = '  File "/home/me/my models/model.py", line 41, in forward\n    return self.layer(x)'
+TORCH = f'  File "{nn.modules.linear.__file__}", line 134, in forward\n    return F.linear(x)'
+MINE = '  File "/home/me/torch/my models/model.py", line 41, in forward\n    return self.layer(x)'
 OUTER = '  File "/home/me/train.py", line 7, in step\n    loss = model(x)'
 
 
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [
-        ([OUTER, MINE, TORCH], "/home/me/my models/model.py:41, in forward"),
+        ([OUTER, MINE, TORCH], "/home/me/torch/my models/model.py:41, in forward"),
         ([OUTER, TORCH], "/home/me/train.py:7, in step"),
         ([TORCH], ""),
         ([], ""),

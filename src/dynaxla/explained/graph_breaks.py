@@ -12,6 +12,7 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import get_compilation_metrics
 
 from ..lowering.graphs import user_frame_or_module
+from ..user_frames import is_user_file
 from .explanation import RESUMED, Break, Line, Recompilation
 
 _SECTION = re.compile(r"^ *(Explanation|Hint|Developer debug context|For more details)", re.MULTILINE)
@@ -29,8 +30,8 @@ def break_of(module: torch.fx.GraphModule) -> Break | None:
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
-    user_frames = [frame for frame in reason.user_stack if "/torch/" not in frame.filename] or list(reason.user_stack)
-    line = Line.at(user_frames[-1].filename, user_frames[-1].lineno or 0, user_frames[-1].name) if user_frames else None
+    frames = [frame for frame in reason.user_stack if is_user_file(frame.filename)] or list(reason.user_stack)
+    line = Line.at(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
     return parse_break(reason.reason, line)
 
 

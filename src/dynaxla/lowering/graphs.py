@@ -15,11 +15,14 @@ import jax
 import torch
 from torch.fx import Node
 
+from .. import user_frames
 from ..observe import events
 from ..runtime import private
 from ..torch_ops import aten
 from . import dtypes
 
+# The line of a frame in a stack trace.
+_FILE = re.compile(r'\s*File "([^"]*)"')
 # Matches a step of a module's path in torch's notation: `._modules['0']`.
 _MODULE_STEP = re.compile(r"\._modules\['([^']*)'\]")
 
@@ -133,7 +136,8 @@ def user_frame(trace: str | None) -> str:
     The first line of the result is the location, the second line the code.
     """
     lines = (trace or "").splitlines()
-    frames = [index for index, line in enumerate(lines) if line.strip().startswith("File ") and "/torch/" not in line]
+    files = [(index, found[1]) for index, line in enumerate(lines) if (found := _FILE.match(line))]
+    frames = [index for index, file in files if user_frames.is_user_file(file)]
     for index in frames[-1:]:
         return "\n".join(lines[index : index + 2])
     return ""

@@ -423,7 +423,7 @@ class Visitor:
         read = names & values.keys()
         if not trusted and not by_trusted:
             if self._executed is not None and self._executed.names is None:  # code reads attributes by names that it computes
-                read = read | {name for name, value in values.items() if callable(value) or fingerprint(value) is not NO_FINGERPRINT}
+                read = read | {name for name, value in values.items() if fingerprint(value) is not NO_FINGERPRINT}
             if not names.isdisjoint(("getattr", "hasattr")):
                 self._namespace_of(values).target.names.update(names - values.keys())
         for name in sorted(read):

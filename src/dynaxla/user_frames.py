@@ -66,8 +66,10 @@ def location_of(error: BaseException, inner: Sequence[traceback.FrameSummary] = 
         inner: frames of code that was only traced, called from the traceback's last frame.
     """
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
-    found = next((frame for frame in reversed(frames) if is_user_file(frame.filename)), None)
-    return "" if found is None else f"{found.filename}:{found.lineno}, in {found.name}"
+    found = [frame for frame in reversed(frames) if is_user_file(frame.filename)]
+    # Both the program of `python -c` and code that torch generates are named <string>.
+    frame = next((frame for frame in found if frame.filename != "<string>"), found[0] if found else None)
+    return "" if frame is None else f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 def warn_deprecated(text: str) -> None:

@@ -373,3 +373,32 @@ def test_a_number_beside_half_types_is_rounded(half: torch.dtype) -> None:
     for index, (actual, expected) in enumerate(zip(compiled(*args), function(*args), strict=True)):
         assert actual.dtype == expected.dtype
         assert actual.equal(expected), index
+
+
+# By name: ops in succession whose roundings XLA would leave out.
+CHAINS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sums": lambda x: ((x + 1e8) - 1e8, (x + 0.1) + 0.2, 0.3 - (x + 0.1), (x - 12582912.0) + 12582912.0),
+    "products": lambda x: (x * 0.1 * 10, 10 * (x * 0.1)),
+    "decimals": lambda x: (torch.round(x * 0.05, decimals=1), torch.round(x * 5.0, decimals=-1)),
+}
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CHAINS)
+def test_each_op_rounds(name: str, dtype: torch.dtype) -> None:
+    x = torch.arange(-200, 200, dtype=dtype)
+    compiled = torch.compile(CHAINS[name], backend="dynaxla", fullgraph=True)
+    for mine, theirs in zip(compiled(x), CHAINS[name](x), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logarithms_of_powers_are_integers(dtype: torch.dtype) -> None:
+    exponents = torch.arange(-30, 31)
+    powers = torch.tensor([float(f"1e{exponent}") for exponent in exponents.tolist()], dtype=dtype)
+    numbers = torch.tensor([0.0, -1.0, math.inf, -math.inf, math.nan, 3.0, 1e300], dtype=torch.float64).to(dtype)
+    compiled = torch.compile(torch.log10, backend="dynaxla", fullgraph=True)
+    assert torch.equal(compiled(powers), exponents.to(dtype))
+    torch.testing.assert_close(compiled(numbers), numbers.log10(), equal_nan=True, rtol=1e-6, atol=0)
+    assert torch.equal(torch.compile(torch.log2, backend="dynaxla")(torch.exp2(exponents.to(dtype))), exponents.to(dtype))

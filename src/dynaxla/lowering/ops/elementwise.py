@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from ..promotion import Promotion, broadcast, convert, elementwise, full_like, n
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
-from .division import exact_division
 from .gradients_of_slices import ZEROS, sum_of_slices
 from .rounding import round_half_to_even, truncate
 
@@ -44,6 +43,29 @@ def _multiply(x: Array, y: Array) -> Array:
 
 def _scale(x: Array, factor: Any) -> Array:
     return x if factor == 1 else _multiply(x, number(factor, x.dtype))
+
+
+# Ops that XLA merges, if the operand of one is another one, and both have a number: (x + 1e8) - 1e8 becomes x, and x * 0.1 * 10 becomes x.
+_SUMS = frozenset([aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar])
+_PRODUCTS = frozenset([aten.mul.Tensor, aten.mul.Scalar])
+
+
+def _unmerged(function: Function, ctx: Context, ops: Set[Any]) -> Function:
+    """Returns the function of two operands, so that XLA does not merge its op with another one of `ops` that computes an operand."""
+    operands = ctx.node.args[:2]
+    if not ctx.eager.divides_exactly or not any(map(_is_constant_number, operands)):
+        return function
+    if not any(isinstance(item, Node) and item.target in ops and any(map(_is_constant_number, item.args[:2])) for item in operands):
+        return function
+    if not dtypes.is_inexact(ctx.output.jax_dtype):
+        return function
+    # The barrier hides the number from XLA's simplification. XLA:CPU fuses the ops on both of its sides.
+    is_first = _is_constant_number(operands[0])
+    return lambda a, b: function(lax.optimization_barrier(a), b) if is_first else function(a, lax.optimization_barrier(b))
+
+
+def _is_constant_number(value: Any) -> bool:
+    return isinstance(value, (int, float, complex)) and not is_dynamic(value) and not is_symbolic(value)
 
 
 def plus_zero(x: Array) -> Array:
@@ -96,10 +118,11 @@ def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
     if fused_sum is not None:
         return fused_sum
     first, second = ctx.node.args[:2] if len(ctx.node.args) > 1 else (None, None)
-    return add(x, y, alpha=alpha, zeros=(_is_tensor_of_zeros(first), _is_tensor_of_zeros(second)))
+    zeros = _is_tensor_of_zeros(first), _is_tensor_of_zeros(second)
+    return add(x, y, alpha=alpha, zeros=zeros, function=_unmerged(_add, ctx, _SUMS))
 
 
-def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False)) -> Array:
+def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False), function: Function = _add) -> Array:
     """Returns x + alpha * y.
 
     Args:
@@ -107,40 +130,47 @@ def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, Fa
         y: the second summand, a tensor or a number.
         alpha: the factor of y.
         zeros: for x and for y, True if the summand is a tensor of constant zeros.
+        function: adds two arrays.
     """
     is_nonnegative_finite = isinstance(alpha, (int, float)) and not is_dynamic(alpha) and 0 <= alpha < math.inf  # inf * 0 is NaN
     if is_nonnegative_finite and (zeros[1] or _is_zero(y)):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
     if zeros[0] or _is_zero(x):
         return elementwise(lambda a, b: plus_zero(_scale(b, alpha)), (x, y), Promotion.DEFAULT)
-    return elementwise(lambda a, b: _add(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
+    return elementwise(lambda a, b: function(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.add.Scalar)
-def add_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
-    return add(x, y, alpha=alpha)
+def add_scalar(x: Array, y: Any, alpha: Any = 1, *, ctx: Context) -> Array:
+    return add(x, y, alpha=alpha, function=_unmerged(_add, ctx, _SUMS))
+
+
+def sub(x: Any, y: Any, *, alpha: Any = 1, function: Function = lax.sub) -> Array:
+    """Returns x - alpha * y. function: subtracts two arrays."""
+    if _is_zero(y, -1) and _is_zero(alpha - 1):
+        return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
+    return elementwise(lambda a, b: function(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.sub.Tensor)
-def sub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
-    if _is_zero(y, -1) and _is_zero(alpha - 1):
-        return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
-    return elementwise(lambda a, b: lax.sub(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
+def sub_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
+    return sub(x, y, alpha=alpha, function=_unmerged(lax.sub, ctx, _SUMS))
 
 
 @lowers(aten.sub.Scalar)
-def sub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
-    return sub(x, y, alpha=alpha)
-
-
-@lowers(aten.rsub.Tensor)
-def rsub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
-    return sub(y, x, alpha=alpha)
+def sub_scalar(x: Array, y: Any, alpha: Any = 1, *, ctx: Context) -> Array:
+    return sub_tensor(x, y, alpha=alpha, ctx=ctx)
 
 
 @lowers(aten.rsub.Scalar)
-def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
-    return sub(y, x, alpha=alpha)
+def rsub_scalar(x: Array, y: Any, alpha: Any = 1, *, ctx: Context) -> Array:
+    return rsub(x, y, alpha=alpha, ctx=ctx)
+
+
+@lowers(aten.rsub.Tensor)
+def rsub(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
+    subtract = _unmerged(lambda a, b: lax.sub(b, a), ctx, _SUMS)
+    return sub(y, x, alpha=alpha, function=lambda a, b: subtract(b, a))
 
 
 @lowers(aten.addcmul.default)
@@ -357,9 +387,11 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
 
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
+        if ctx.eager.divides_exactly:
+            ten = lax.optimization_barrier(ten)  # XLA would merge it with a number by which x is multiplied
         if decimals < 0:
-            return lax.mul(round_half_to_even(exact_division(ctx)(x, ten)), ten)
-        return exact_division(ctx)(round_half_to_even(lax.mul(x, ten)), ten)
+            return lax.mul(round_half_to_even(lax.div(x, ten)), ten)
+        return lax.div(round_half_to_even(lax.mul(x, ten)), ten)
 
     return elementwise(function, (x,), Promotion.DEFAULT)
 
@@ -387,11 +419,22 @@ def _log2(x: Array) -> Array:
     return lax.select(is_positive_finite, out, lax.log(x))
 
 
+# The exponents of the powers of ten in float64.
+_POWERS_OF_TEN = range(-307, 309)
+
+
 def _log10(x: Array) -> Array:
     if np.dtype(x.dtype) == np.float32:
         # In float64, powers of ten give integers.
         return convert(_log10(convert(x, np.dtype(np.float64))), np.dtype(np.float32))
-    return _scale(lax.log(x), 1 / math.log(10))
+    out = _scale(lax.log(x), 1 / math.log(10))
+    if dtypes.is_complex(x.dtype):
+        return out
+    # The product is not exact for powers of ten.
+    nearest = lax.clamp(np.float64(_POWERS_OF_TEN[0]), lax.round(out), np.float64(_POWERS_OF_TEN[-1]))
+    index = convert(lax.sub(nearest, full_like(nearest, _POWERS_OF_TEN[0])), np.dtype(np.int32))
+    power = jnp.take(np.array([float(f"1e{exponent}") for exponent in _POWERS_OF_TEN]), index, mode="clip")
+    return lax.select(lax.eq(x, power), nearest, out)
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:
@@ -429,6 +472,10 @@ def angle(x: Array) -> Array:
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
+def mul_tensor(x: Any, y: Any, *, ctx: Context) -> Array:
+    return elementwise(_unmerged(_multiply, ctx, _PRODUCTS), (x, y), Promotion.DEFAULT, wide_second=True)
+
+
 def mul(x: Any, y: Any) -> Array:
     return elementwise(_multiply, (x, y), Promotion.DEFAULT, wide_second=True)
 

@@ -42,7 +42,7 @@ def _innermost_frame() -> FrameType | None:
 
 
 def is_user_file(file: str) -> bool:
-    """True if a file does not belong to torch, JAX, dynaxla or Python's standard library."""
+    """True if a file belongs neither to torch, JAX, dynaxla or Python's standard library, nor to generated code (`_GENERATED`)."""
     is_library = file.startswith(_LIBRARY) and not file.startswith(_INSTALLED, len(_LIBRARY))
     return not is_library and not file.startswith(_excluded_prefixes())
 
@@ -61,19 +61,21 @@ def line() -> str:
 def location_of(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) -> str:
     """Returns the innermost user frame of an exception's traceback, in the form of `location`; "" if there is none.
 
+    A frame in `<string>` is returned only if there is no other user frame.
+
     Args:
         error: the exception.
-        inner: frames of code that was only traced, called from the traceback's last frame.
+        inner: the frames below the traceback's last one, outermost first, of code that TorchDynamo traced without running it.
     """
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
     found = [frame for frame in reversed(frames) if is_user_file(frame.filename)]
-    # Both the program of `python -c` and code that torch generates are named <string>.
+    # <string> is the program of `python -c`, or code that torch generates.
     frame = next((frame for frame in found if frame.filename != "<string>"), found[0] if found else None)
     return "" if frame is None else f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 def warn_deprecated(text: str) -> None:
-    """Issues a DeprecationWarning at the innermost user frame, below all frames of dynaxla and torch."""
+    """Issues a DeprecationWarning that names the innermost user frame as its place."""
     frame = _innermost_frame()
     if frame is None:
         warnings.warn(text, DeprecationWarning, stacklevel=2)
@@ -91,10 +93,11 @@ def is_verbose() -> bool:
 
 
 def with_user_frames_only(error: Error) -> Error:
-    """Returns the exception with only the user's frames and the innermost frame of its traceback; see `is_verbose`."""
+    """Shortens the exception's traceback to the user's frames and the innermost frame, unless `is_verbose()`. Returns the exception."""
     from torch.compiler import disable
 
-    # While torch handles an error of a call, TorchDynamo still traces each new frame, and TorchDynamo rejects generators.
+    # TorchDynamo still traces new frames while torch handles an error of a call, and rejects generators, such as the one in
+    # `_excluded_prefixes`.
     return error if is_verbose() else disable(_with_user_frames_only)(error)
 
 

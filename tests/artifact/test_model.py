@@ -195,7 +195,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated weights": (_truncate("weights.safetensors"), "weights.safetensors has .* bytes"),
     "missing weights": (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors: No such file"),
     "another format": (_edit(format="other"), "does not have the format"),
-    "a later version": (_edit(version=2), "version is 2, and this dynaxla reads version 1"),
+    "a later version": (_edit(version=2), "version 2 of its format, and this dynaxla reads version 1"),
     "changed shapes": (_edit(inputs=[]), "the manifest was changed"),
 }
 

@@ -41,7 +41,7 @@ def test_listed_calls_are_made() -> None:
 
 
 def test_what_is_no_program_is_refused() -> None:
-    with pytest.raises(DamagedModelError, match="this version of JAX cannot read the program"):
+    with pytest.raises(DamagedModelError, match=r"JAX \S+ cannot read the program"):
         called_functions(b"nothing of the kind")
 
 

@@ -24,8 +24,8 @@ def test_there_and_back() -> None:
     [
         ((10,), "args has 1 items, and had 2"),
         ((10, [1]), r"args\[1\] is a list, and was a dict"),
-        ((10, {"a": [20, 3]}), r"args\[1\] lacks 1"),
-        ((10, {"a": [20, 3], 1: None, "b": 4}), r"args\[1\] has 'b' besides"),
+        ((10, {"a": [20, 3]}), r"args\[1\] has no 1, which it had at export"),
+        ((10, {"a": [20, 3], 1: None, "b": 4}), r"args\[1\] has 'b', which it did not have at export"),
         ((10, {"a": [20, 3.0], 1: None}), r"args\[1\]\['a'\]\[1\] is 3.0, and was 3"),
         ((10, {"a": 5, 1: None}), "is a int, and was a list"),
     ],

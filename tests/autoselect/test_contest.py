@@ -53,7 +53,7 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     [
         ("planted_always", "it is wrong: the results differ"),
         ("planted_wider", "torch.float64"),
-        ("planted_transposed", "it is wrong: result 0 is"),
+        ("planted_transposed", "it is wrong: result 0 has strides"),
         ("planted_writes_inputs", "it writes to input 0"),
         ("planted_fails", "it failed: RuntimeError: no such luck"),
         ("planted_cannot_compile", "it cannot compile the graph: NotImplementedError: nothing of the kind"),

@@ -138,7 +138,9 @@ def decode(data: bytes, files: Mapping[str, bytes]) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedModelError(f"the manifest does not have the format {FORMAT!r}")
     if content.get("version") != VERSION:
-        raise DamagedModelError(f"the format's version is {content.get('version')!r}, and this dynaxla reads version {VERSION}")
+        raise DamagedModelError(
+            f"the exported model has version {content.get('version')!r} of its format, and this dynaxla reads version {VERSION}"
+        )
     stored_digest = content.pop("sha256", None)
     if stored_digest != _sha256(content):
         raise DamagedModelError("the manifest was changed: its hash does not match its content")

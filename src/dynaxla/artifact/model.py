@@ -23,7 +23,7 @@ from .structures import StructureMismatch, flatten, unflatten
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
-_EXPORT_AGAIN = "export the model again, or copy the whole directory again"
+_EXPORT_AGAIN = "export the model again with this dynaxla, or copy the whole directory again if a file is damaged"
 
 
 class ExportedModel:

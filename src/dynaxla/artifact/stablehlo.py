@@ -66,7 +66,7 @@ def called_functions(program: bytes) -> set[str]:
         try:
             module = deserialize_portable_artifact(program)
         except Exception as error:
-            raise DamagedModelError(f"this version of JAX cannot read the program: {error}") from None
+            raise DamagedModelError(f"JAX {jax.__version__} cannot read the program: {error}") from None
         module.operation.walk(visit)
     return called
 

@@ -58,9 +58,8 @@ def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, 
         missing = [key for key in structure["keys"] if key not in value]
         extra = [key for key in value if key not in structure["keys"]]
         if missing or extra:
-            differences = [f"lacks {', '.join(map(repr, missing))}"] * bool(missing) + [
-                f"has {', '.join(map(repr, extra))} besides"
-            ] * bool(extra)
+            differences = [f"has no {', '.join(map(repr, missing))}, which it had at export"] * bool(missing)
+            differences += [f"has {', '.join(map(repr, extra))}, which it did not have at export"] * bool(extra)
             raise StructureMismatch(f"{path} {' and '.join(differences)}")
         for key, item in zip(structure["keys"], structure["items"], strict=True):
             yield from flatten(item, value[key], f"{path}[{key!r}]")

@@ -54,20 +54,22 @@ def now(device: torch.device) -> float:
 
 
 def _gradients(results: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor | None]:
-    ends = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad and item.grad_fn is not None]
+    differentiable_results = [
+        item for item in results if isinstance(item, torch.Tensor) and item.requires_grad and item.grad_fn is not None
+    ]
     inputs = [item for item in args if isinstance(item, torch.Tensor) and item.requires_grad]
-    if not ends or not inputs:
+    if not differentiable_results or not inputs:
         return []
-    tangents = [_tangent(end) for end in ends]
-    return list(torch.autograd.grad(ends, inputs, tangents, allow_unused=True))
+    tangents = [_tangent(result) for result in differentiable_results]
+    return list(torch.autograd.grad(differentiable_results, inputs, tangents, allow_unused=True))
 
 
-def _tangent(end: torch.Tensor) -> torch.Tensor:
-    """Returns a gradient with magnitudes from 0.5 to 1.5 and both signs. It is computed from indices, without torch's random generators."""
+def _tangent(result: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient for a result, with magnitudes from 0.5 to 1.5 and both signs, computed from indices without random numbers."""
     with torch.no_grad():
-        indices = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
+        indices = torch.arange(result.numel(), device=result.device, dtype=torch.float64)
         numbers = (torch.frac(indices * 0.6180339887) + 0.5) * torch.where(indices % 3 == 1, -1.0, 1.0)
-        return numbers.reshape(end.shape).to(end.dtype)
+        return numbers.reshape(result.shape).to(result.dtype)
 
 
 class Expected:
@@ -87,7 +89,7 @@ class Expected:
 
     def __init__(self, eager: Call, args: Sequence[Any], device: torch.device, training: bool, written: Collection[int]) -> None:
         self._eager, self._device, self._training = eager, device, training
-        self._before = args
+        self._args = args  # in inference eager mode has written to these
         self._written = positions_on_same_storages(args, written)
         self.run = run(eager, clones(args) if training else args, device, training)
 
@@ -105,8 +107,10 @@ class Expected:
         if len(trial.results) != len(eager.results):
             return f"it gives {len(trial.results)} results, eager mode {len(eager.results)}"
         for index, (result, expected) in enumerate(zip(trial.results, eager.results, strict=True)):
-            if _metadata(result) != _metadata(expected):
-                return f"result {index} is {_metadata(result)}, eager mode's {_metadata(expected)}"
+            found, wanted = _metadata(result), _metadata(expected)
+            for fact in found.keys() | wanted.keys() if found != wanted else ():
+                if found.get(fact) != wanted.get(fact):
+                    return f"result {index} has {fact} {found.get(fact)}, eager mode's has {wanted.get(fact)}"
         for index, (owner, eager_owner) in enumerate(zip(_storage_owners(trial), _storage_owners(eager), strict=True)):
             if owner != eager_owner:
                 return f"result {index} shares memory with {owner or 'nothing'}, eager mode's with {eager_owner or 'nothing'}"
@@ -149,23 +153,26 @@ class Expected:
         if self._written and not self._training:
             return None
         try:
-            return run(self._eager, in_float64(self._before), self._device, self._training)
+            return run(self._eager, in_float64(self._args), self._device, self._training)
         except Exception:
             return None
 
 
-def _metadata(item: Any) -> tuple[Any, ...]:
-    """Returns the metadata of a result. Strides of dimensions of size 1 do not count, nor does the value of a float."""
+def _metadata(item: Any) -> dict[str, Any]:
+    """Returns the metadata of a result, by name. Strides of dimensions of size 1 do not count, nor does the value of a float."""
     if not isinstance(item, torch.Tensor):
-        return type(item).__name__, None if isinstance(item, float) else item
+        return {"type": type(item).__name__, "value": None if isinstance(item, float) else item}
     strides = [step for size, step in zip(item.shape, item.stride(), strict=True) if size != 1] if item.numel() else []
-    return "tensor", tuple(item.shape), item.dtype, str(item.device), tuple(strides), item.requires_grad, item.is_conj(), item.is_neg()
+    return {
+        "type": "Tensor", "shape": tuple(item.shape), "dtype": item.dtype, "device": str(item.device), "strides": tuple(strides),
+        "requires_grad": item.requires_grad, "is_conj": item.is_conj(), "is_neg": item.is_neg(),
+    }  # fmt: skip
 
 
 def _storage_owners(run: Run) -> list[str]:
     """Returns, for each result, the input or the earlier result on the same storage; "" if there is none.
 
-    An input is named with the storage offset of the result.
+    An input is named with the storage offset of the result, in elements: "input 0, at storage offset 4".
     """
     owners: dict[int, str] = {}
     for index, item in enumerate(run.args):
@@ -178,5 +185,11 @@ def _storage_owners(run: Run) -> list[str]:
             continue
         storage = private.storage_id(item)
         owner = owners.setdefault(storage, f"result {index}")
-        names.append("" if owner == f"result {index}" else f"{owner}, at {item.storage_offset()}" if owner.startswith("input") else owner)
+        names.append(
+            ""
+            if owner == f"result {index}"
+            else f"{owner}, at storage offset {item.storage_offset()}"
+            if owner.startswith("input")
+            else owner
+        )
     return names

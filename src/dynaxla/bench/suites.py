@@ -23,7 +23,7 @@ Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class BenchCase:
-    """A model of the benchmark. Both functions must be picklable: isolated measurements build the model in a separate process.
+    """A model of the benchmark. `build` and `inputs` must be picklable: isolated measurements build the model in a separate process.
 
     Attributes:
         name: the model's name.

@@ -32,7 +32,8 @@ _MAX_COMPARED_ELEMENTS = 1 << 20
 # An `AliasGuard` remembers at most this many answers of `share_elements`. If inputs are rows of a ring buffer, each distance between two
 # rows needs an answer of its own.
 _MAX_CACHED_PAIRS = 1024
-# If at most this many tensors have new addresses, `AliasGuard.check` compares only their extents with those of the other tensors first.
+# If sizes are static, no overlap was traced, and at most this many tensors have new addresses, `AliasGuard.check` first compares the
+# extents of only these tensors with those of all others. The full comparison follows if extents overlap.
 _MAX_MOVED = 4
 # The result of `AliasGuard._find_overlaps` if no tensor shares elements with a written tensor.
 _NO_OVERLAP: Any = ([], [])
@@ -74,10 +75,11 @@ def _overlapping_extents(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[
 
 
 class AliasGuard:
-    """A guard on overlaps of inputs: on the pairs of inputs that share elements, if the graph writes to one or both of them.
+    """A guard on those pairs of inputs of which the graph writes to at least one: which of them share elements.
 
-    The guard holds if the same pairs share elements as in the traced call, at the same storage offsets. Thread-safe. A check takes about
-    50 ns per tensor if at most `_MAX_MOVED` tensors have new addresses since the last call.
+    The guard holds if the same pairs share elements as in the traced call, and if each tensor of a pair has the same place in memory
+    (`_memory_position`). Thread-safe. If sizes are static and no overlap was traced, a check takes about 50 ns per tensor as long
+    as at most `_MAX_MOVED` tensors have new addresses since the last call. Otherwise each check compares all extents.
 
     Args:
         inputs: The inputs of the call for which the graph was traced.
@@ -226,6 +228,8 @@ def has_internal_overlap(tensor: torch.Tensor) -> bool:
     Also True, without a comparison, for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose sizes and strides do not exclude an
     overlap.
     """
+    # By increasing stride: if each stride is larger than the distance to the last element of all smaller dimensions (`reach`), no two
+    # elements have the same address.
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
         if step <= reach:

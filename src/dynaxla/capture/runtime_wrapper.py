@@ -20,9 +20,9 @@ from .graph import written_inputs
 
 
 def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns the positions of the inputs to which the wrapper writes the first results. None if the wrapper does other work, too.
+    """Returns the positions of the inputs to which the wrapper writes the first results, in order; None if it does other work, too.
 
-    If the wrapper writes to no input, TorchDynamo can call the graph's program directly.
+    If the wrapper writes no results, TorchDynamo can call the graph's program directly.
 
     Args:
         metadata: AOTAutograd's ViewAndMutationMeta. It describes the inner tensors of subclasses, not the subclasses.
@@ -43,6 +43,7 @@ def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, ex
         and not metadata.is_rng_op_functionalized
     )
     written = tuple(position for position, info in enumerate(metadata.input_info) if info.mutates_data)
+    # Result i is the new value of input written[i], and no other result is written.
     return written if only_writes and list(written_inputs(module.graph).items()) == list(enumerate(written)) else None
 
 

@@ -10,7 +10,8 @@ import typer
 
 from .terminal import Command
 
-_ARGUMENTS = "dynaxla.explain.arguments"
+# The key of the script's arguments in click's `Context.meta`.
+_SCRIPT_ARGUMENTS_KEY = "dynaxla.explain.arguments"
 
 
 class ScriptCommand(Command):
@@ -18,7 +19,7 @@ class ScriptCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         command_arguments, script_arguments = split_arguments(args)
-        ctx.meta[_ARGUMENTS] = script_arguments
+        ctx.meta[_SCRIPT_ARGUMENTS_KEY] = script_arguments
         return super().parse_args(ctx, command_arguments)
 
 
@@ -47,7 +48,7 @@ def explain(
     from ..explained.explain_script import explain_script
 
     output = output.absolute()  # the script may change the working directory
-    explanation, code = explain_script(script, context.meta[_ARGUMENTS])
+    explanation, code = explain_script(script, context.meta[_SCRIPT_ARGUMENTS_KEY])
     typer.echo(str(explanation))
     explanation.save(output)
     typer.echo(f"\nThe page is {output}")

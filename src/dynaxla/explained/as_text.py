@@ -42,7 +42,7 @@ def _print(explanation: Explanation, console: Console) -> None:
         write(f"{index}. {item.what}")
         write(item.why + (f" [{item.line}]" if item.line is not None else ""), 5)
     if not explanation.advice:
-        write("Nothing was found.")
+        write("No advice: nothing was found that could be improved.")
     if explanation.costs:
         heading("The costliest lines, " + ("of all runs" if explanation.is_script else "of a later call"))
         rows = [
@@ -53,10 +53,11 @@ def _print(explanation: Explanation, console: Console) -> None:
         write(formatting.unplaced_sentence(explanation))
     if explanation.breaks:
         heading("Breaks")
-    for end in explanation.breaks:
-        write(f"{end.line}" + (f" ({end.count} times)" if end.count > 1 else "") + f": {end.reason}")
-        if end.line is not None and end.line.source:
-            write(end.line.source, 6)
+    for graph_break in explanation.breaks:
+        times = f" ({graph_break.count} times)" if graph_break.count > 1 else ""
+        write(f"{graph_break.line}{times}: {graph_break.reason}")
+        if graph_break.line is not None and graph_break.line.source:
+            write(graph_break.line.source, 6)
     if explanation.recompilations:
         heading("Captured again")
     for recompilation in explanation.recompilations:
@@ -70,8 +71,8 @@ def _print(explanation: Explanation, console: Console) -> None:
     for title, items in (("Steps", explanation.ways), ("Notes", explanation.notes)):
         if items:
             heading(title)
-        for note in items:
-            write(note)
+        for sentence in items:
+            write(sentence)
 
 
 def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str], None], write: Callable[..., None]) -> None:
@@ -90,7 +91,7 @@ def _graph(graph: Graph, console: Console, write: Callable[..., None]) -> None:
     write(f"{graph.name} ({graph.phase})")
     console.print(_table((), formatting.facts(graph), indent=4))
     for columns, rows in formatting.tables(graph):
-        console.print(_table(columns, rows, indent=4))
+        console.print(_table(columns, rows))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 2) -> Table:

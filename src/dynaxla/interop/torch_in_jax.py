@@ -474,9 +474,10 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
     wide = dtypes.to_jax(tensor.dtype)
     dtype = wide if jax.config.jax_enable_x64 else narrowed(wide)
     if dtype != wide and dtypes.is_inexact(wide):
+        narrow = "convert it to complex64" if dtypes.is_complex(wide) else "give to_jax a dtype, such as jnp.float32"
         raise OptionError(
             f"{name} is {wide}, and JAX's 64-bit types are off here",
-            hint='give to_jax a dtype, such as jnp.float32, or call jax.config.update("jax_enable_x64", True) when the program starts',
+            hint=f'{narrow}, or call jax.config.update("jax_enable_x64", True) when the program starts',
         )
     if share and dtype == wide:
         if tensor.device.type != "cpu":

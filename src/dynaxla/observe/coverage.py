@@ -1,4 +1,8 @@
-"""Process-wide counts of how the ops of compiled graphs were computed: by a lowering, or by torch's own kernel as a fallback."""
+"""Process-wide counts of ops: lowered, or computed by torch's own kernel as a fallback.
+
+The ops of a compiled graph are counted when the graph is traced, not when it runs. Fallbacks of eager ops on the device "jax", and of whole
+graphs, are counted at each call.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ def count_lowered(op: str) -> None:
 def count_fallback(
     op: str, reason: str, where: str, remark: str = "XLA fuses nothing with it; options={'fallback': 'error'} raises an error instead"
 ) -> None:
-    """Counts a node that torch's kernel computes, and logs a warning for the first such node of each op.
+    """Counts a fallback to torch's kernel, and logs a warning for the first fallback of each `op`.
 
     Args:
-        op: the op's name.
+        op: the op's name, or "a graph" if torch runs a whole graph.
         reason: the reason for the fallback.
         where: the line of user code, or "".
         remark: the end of the warning: the consequence of the fallback, and how to avoid it.
@@ -43,7 +47,7 @@ def count_fallback(
 
 
 def snapshot() -> dict[str, dict[str, int]]:
-    """Returns, for each op, the numbers of "lowered" and "fallback" nodes in graphs traced since the process began or `reset()`."""
+    """Returns, for each op, how often it was counted as "lowered" and as "fallback" since the last `reset()`, or since the start."""
     with _lock:
         return {
             op: {"lowered": _lowered.get(op, 0), "fallback": _fallbacks.get(op, 0)} for op in sorted(_lowered.keys() | _fallbacks.keys())

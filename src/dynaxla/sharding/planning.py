@@ -202,7 +202,10 @@ class _RecordedStep:
                 f"the step does something that a program cannot repeat: {error}", where=error.effect.where, hint=hint
             ) from None
         if dry_run is None:
-            raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="pass the training step")
+            raise ArgumentError(
+                f"{getattr(function, '__name__', function)!r} runs no XLA program: torch's kernels run it, or it computes nothing",
+                hint="pass a training step that compiles to one program; the logger dynaxla says why torch runs a graph",
+            )
         if not isinstance(dry_run.program, CompiledGraph):
             hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
             raise ArgumentError(

@@ -14,24 +14,25 @@ Tensors = Sequence[torch.Tensor]
 
 
 class FusedStep:
-    """A callable with the arguments and the writes of one of torch's fused optimizer steps.
+    """A callable that takes the arguments of one of torch's fused optimizer steps, and writes to the same tensors.
 
     A number among the arguments, such as the learning rate, may also be a float64 tensor of rank 0.
 
     Attributes:
         op: torch's op, which writes in place.
-        written_lists: the number of argument lists that the op's schema declares as written: parameters, gradients, and each state.
+        written_list_count: the number of lists that the op's schema declares as written: the parameters, the gradients, and the states
+            except the step counts.
         supports_half: True if torch's op gives correct results for half types, too.
     """
 
     def __init__(
-        self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, supports_half: bool = True, **settings: Any
+        self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, supports_half: bool = True, **functional_settings: Any
     ) -> None:
         self.op = op
         self.supports_half = supports_half
-        self.written_lists = sum(argument.alias_info is not None for argument in op._schema.arguments)
+        self.written_list_count = sum(argument.alias_info is not None for argument in op._schema.arguments)
         self._functional = functional
-        self._settings = settings
+        self._functional_settings = functional_settings
         self.__name__ = op._schema.name.partition("::")[2]
 
     def __call__(
@@ -41,15 +42,18 @@ class FusedStep:
         found_inf: torch.Tensor | None = None,
         **settings: Any,
     ) -> None:
-        numbers = {name: value for name, value in settings.items() if isinstance(value, torch.Tensor)}
-        if not numbers:
+        tensor_settings = {name: value for name, value in settings.items() if isinstance(value, torch.Tensor)}
+        if not tensor_settings:
             self.op(*lists, grad_scale=grad_scale, found_inf=found_inf, **settings)
             return
-        settings |= self._settings | dict.fromkeys(numbers, 1.0)  # the functional op takes these numbers from its list of tensors
-        new = self._functional(*lists, list(numbers.values()), grad_scale, found_inf, names=list(numbers), **settings)
-        params, grads, *states = lists[: self.written_lists]
+        # The schema needs a float for each of them, and the op ignores the float: it reads the tensor with this name.
+        settings |= self._functional_settings | dict.fromkeys(tensor_settings, 1.0)
+        new = self._functional(*lists, list(tensor_settings.values()), grad_scale, found_inf, names=list(tensor_settings), **settings)
+        params, grads, *states = lists[: self.written_list_count]
         pairs = list(zip([tensor for tensors in (params, grads, *states) for tensor in tensors], new, strict=True))
-        for old, value in pairs if grad_scale is not None else pairs[: len(params)] + pairs[len(params) + len(grads) :]:
+        if grad_scale is None:  # only a division by grad_scale changes gradients
+            pairs = pairs[: len(params)] + pairs[len(params) + len(grads) :]
+        for old, value in pairs:
             old.copy_(value)
 
 

@@ -107,7 +107,11 @@ class Recorder:
             self._check_shapes()
             return result
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            hint = "return the tensor from the step, and read it outside the step"
+            hint = (
+                "return the tensor from the step, and read it outside the step"
+                if isinstance(error, DataDependentOutputException)
+                else "call this op outside the step, or use one whose result has a fixed size, such as torch.where instead of x[mask]"
+            )
             raise CaptureError(
                 f"the step's control flow, or a size in it, depends on a tensor's values ({error.func})",
                 where=location_of(error),
@@ -307,7 +311,8 @@ class Recorder:
                 node.meta["val"] = fake
             else:
                 raise CaptureError(
-                    f"the step reads a tensor of shape {list(tensor.shape)} that dynaxla cannot find from the step or its arguments",
+                    f"the step reads a {tensor.dtype} tensor of shape {list(tensor.shape)} that dynaxla cannot find: it is no argument, "
+                    "and the step's arguments, closure and globals do not lead to it",
                     hint="pass it to the step as an argument, or keep it in a module, a closure or a global variable",
                 )
         return fake

@@ -211,7 +211,7 @@ def _is_one_pass(node: Node) -> bool:
             node.target in _COUNT_UPDATES and not any(item.meta["val"].dim() for item in written_nodes(node))
         )
     # torch's CPU kernels assume that a parameter, its gradient and states have one dtype and one order of elements.
-    lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written_lists] if items]
+    lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written_list_count] if items]
     return _supports_device(node, lists[0]) and all(
         len({(item.dtype, item.shape, item.stride(), item.device) for item in items}) == 1
         and aten.is_non_overlapping_and_dense.default(items[0])
@@ -230,7 +230,7 @@ def _supports_device(node: Node, params: Sequence[torch.Tensor]) -> bool:
     device, dtype = params[0].device, params[0].dtype
     if device.type == "cpu":
         return True
-    counts: Any = [item.meta["val"] for items in node.args[node.target.written_lists :] for item in items]
+    counts: Any = [item.meta["val"] for items in node.args[node.target.written_list_count :] for item in items]
     settings = [item.meta["val"] for item in node.kwargs.values() if isinstance(item, Node) and not is_number(item)]
     return (
         all(item.dtype == dtype for item in params)

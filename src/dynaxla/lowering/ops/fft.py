@@ -105,7 +105,9 @@ def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int
     dims = wrap_all(dim, x.ndim)
     last = dims[-1]
     if x.shape[last] != last_dim_size // 2 + 1:
-        raise UnsupportedOp(f"_fft_c2r from {x.shape[last]} to {last_dim_size} elements")
+        raise UnsupportedOp(
+            f"_fft_c2r needs {last_dim_size // 2 + 1} elements for a result of {last_dim_size}, and its operand has {x.shape[last]}"
+        )
     # XLA's inverse divides by the number of elements.
     out = _times(_transform(_unnormalized_transform(x, dims[:-1], forward=False), [last], [last_dim_size], "IRFFT"), last_dim_size)
     return _normalize(out, normalization, _element_count(out, dims))

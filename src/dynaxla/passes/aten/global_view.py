@@ -141,10 +141,11 @@ class GlobalView:
             if isinstance(placement, Shard) and type(placement) is Shard:
                 dim = placement.dim % len(shape)
                 if local_shape[dim] % size:
+                    parts = size * shape[dim] // local_shape[dim]
                     raise NotPartitioned(
-                        f"dimension {dim} of {list(shape)} cannot be divided into {size} equal parts",
+                        f"dimension {dim} of a tensor of shape {list(shape)} cannot be divided into {parts} equal parts",
                         where=user_line(node),
-                        hint="choose a size that is a multiple of the number of parts",
+                        hint=f"choose a size that is a multiple of {parts}",
                     )
                 local_shape[dim] //= size
                 dims[dim].append(axis)

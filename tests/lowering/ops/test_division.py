@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -52,3 +54,31 @@ def test_division_by_a_number_is_exact() -> None:
     """XLA's own way, a product with the reciprocal, is off for two thirds of these."""
     x = torch.arange(3000.0)
     check(lambda x, c: [(x * n) / n for n in (3, 7, 13, 41)] + [(x * 49) / c], x, torch.tensor(49.0), tolerance=(0, 0))
+
+
+# By name: divisions in succession whose merged form overflows, with operands for which eager mode is finite.
+LARGE = torch.tensor([1e30, 3.0])
+CHAINS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
+    "of a quotient": (lambda a, b, c: (a / b) / c, [LARGE, torch.tensor([1e20, 7.0]), torch.tensor([1e20, 0.3])]),
+    "by a quotient": (lambda a, b, c: a / (b / c), [LARGE, LARGE, LARGE]),
+    "of quotients": (lambda a, b: (a / b) / (b / a), [LARGE, LARGE]),
+    "by numbers": (lambda a: a / 1e20 / 1e20, [torch.tensor([1e30, 2e25])]),
+    "of a reciprocal": (lambda a, b: a.reciprocal() / b, [torch.tensor([1e-20, 3.0]), torch.tensor([1e-20, 7.0])]),
+}
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", CHAINS)
+def test_divisions_are_not_merged(name: str) -> None:
+    function, operands = CHAINS[name]
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    assert torch.equal(compiled(*operands), function(*operands))
+
+
+@pytest.mark.optimized
+def test_the_gradient_of_a_small_divisor_is_finite() -> None:
+    def gradients(divide: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x, y = (torch.tensor(value, requires_grad=True) for value in ([1e-25, 2.0], [1e-20, 3.0]))
+        return torch.autograd.grad(divide(x, y).sum(), (x, y))
+
+    torch.testing.assert_close(gradients(torch.compile(torch.div, backend="dynaxla", fullgraph=True)), gradients(torch.div))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
+from torch.fx import Node
 
 from ...torch_ops import aten
 from .. import dtypes
@@ -31,7 +32,32 @@ def div(x: Any, y: Any, ctx: Context) -> Array:
 
     Dtype:  promoted from x and y; the default float for bool and integers.
     """
-    return elementwise(exact_division(ctx) if _is_divisor_shared(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
+    divide = exact_division(ctx) if _is_divisor_shared(x, y) else lax.div
+    return elementwise(_of_quotients(divide, ctx), (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
+
+
+@lowers(aten.reciprocal.default)
+def reciprocal(x: Array, ctx: Context) -> Array:
+    """1 / x.
+
+    Dtype:  that of x; the default float for bool and integers.
+    """
+    return elementwise(_of_quotients(lambda a: lax.div(full_like(a, 1), a), ctx), (x,), Promotion.INT_TO_FLOAT)
+
+
+_QUOTIENTS = frozenset([aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.reciprocal.default])
+
+
+def _of_quotients(function: Function, ctx: Context) -> Function:
+    """Returns the function of the node's operands, so that XLA does not merge its division with divisions that compute the operands."""
+    # XLA replaces (a / b) / c by a / (b * c), and a / (b / c) by a * c / b: the product may overflow where eager mode is finite. The
+    # barrier prevents this, and XLA:CPU fuses the ops on both of its sides.
+    is_quotient = [isinstance(operand, Node) and operand.target in _QUOTIENTS for operand in ctx.node.args]
+    if not ctx.eager.divides_exactly or not any(is_quotient):
+        return function
+    return lambda *operands: function(
+        *(lax.optimization_barrier(operand) if known else operand for operand, known in zip(operands, is_quotient, strict=False))
+    )
 
 
 def _is_divisor_shared(x: Any, y: Any) -> bool:

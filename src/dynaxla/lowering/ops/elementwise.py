@@ -520,7 +520,6 @@ lower_table({aten.abs.default: _absolute}, promote=Promotion.COMPLEX_TO_FLOAT)
 
 lower_table(
     {
-        aten.reciprocal.default: _reciprocal,
         aten.sqrt.default: lax.sqrt,
         aten.rsqrt.default: lax.rsqrt,
         aten.exp.default: exp,

@@ -16,7 +16,8 @@ class EagerBehavior:
 
     Attributes:
         refuses_zero_divisors: If True, an integer division by zero raises; if False, its result is an arbitrary number.
-        divides_exactly: If True, a division of several elements by one number is a true division; if False, a product with the reciprocal.
+        divides_exactly: If True, a division of several elements by one number is a true division, and XLA merges no divisions,
+            and no sums or products with numbers, that follow each other. If False, it is a product with the reciprocal, and XLA may merge.
         fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product: "none" or "tanh".
         widens_small_scales: If True, quantization replaces a very small scale by a larger one.
         casts_like_x86: If True, a float outside an integer dtype's range becomes the lowest integer; if False, the nearest one. See

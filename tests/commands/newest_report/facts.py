@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import test_sources
 import torch
 
 from dynaxla import torch_ops
@@ -17,6 +16,7 @@ from dynaxla.capture.graph_cache import foreign_kernels
 from dynaxla.lowering.cpu import onednn_support
 from dynaxla.lowering.registry import registry
 from dynaxla.runtime import clients, private, private_fsdp
+from repository import test_sources
 
 
 def facts() -> dict[str, list[str]]:

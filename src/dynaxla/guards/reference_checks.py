@@ -25,7 +25,7 @@ from ..runtime.layout import ORDINARY
 from .dispatch import has_own_dispatch
 from .fingerprints import BufferContents, buffer_contents
 from .slots import Attributes, ClassDict, Container, Namespace, Place
-from .trusted_code import HEAP_TYPE
+from .trusted_code import HEAP_TYPE, is_trusted_class
 
 if TYPE_CHECKING:
     from .object_graph import ObjectGraph
@@ -294,8 +294,10 @@ def _is_listed(container: Container) -> bool:
     """True if the values that `gc.get_referents` lists show each change of a container's entries, together with the keys of a dict."""
     if isinstance(container.target, (dict, types.CellType)) or type(container.target) in (list, set, deque):
         return True
-    if isinstance(container.target, Attributes):
-        return isinstance(container.target.owner, types.FunctionType)  # a value may move from slot to slot
+    if isinstance(container.target, Attributes) and isinstance(container.target.owner, types.FunctionType):
+        return True
+    if isinstance(container.target, Attributes) and not is_trusted_class(type(container.target.owner)):
+        return False  # a value may move from slot to slot
     if isinstance(container.target, contextvars.ContextVar):
         return False
     return {id(value) for value in container.items.values()} <= set(map(id, gc.get_referents(*_referrers(container))))

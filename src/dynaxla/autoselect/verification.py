@@ -108,7 +108,7 @@ class Expected:
             return f"it gives {len(trial.results)} results, eager mode {len(eager.results)}"
         for index, (result, expected) in enumerate(zip(trial.results, eager.results, strict=True)):
             found, wanted = _metadata(result), _metadata(expected)
-            for fact in found.keys() | wanted.keys() if found != wanted else ():
+            for fact in found | wanted:
                 if found.get(fact) != wanted.get(fact):
                     return f"result {index} has {fact} {found.get(fact)}, eager mode's has {wanted.get(fact)}"
         for index, (owner, eager_owner) in enumerate(zip(_storage_owners(trial), _storage_owners(eager), strict=True)):

@@ -89,7 +89,7 @@ class LayoutCase:
     def has_values(self) -> bool:
         """True if the op gives the same numbers at every call."""
         is_tie_random = self.layout == "expanded" and self.row.op in (torch.ops.aten.median.dim, torch.ops.aten.nanmedian.dim)
-        # Of equal elements that share memory, torch's kernels select another one than in a copy, and not always the same.
+        # If equal elements share memory, torch's kernels select one of them arbitrarily.
         return torch.Tag.nondeterministic_seeded not in self.row.op.tags and not is_tie_random
 
     def samples(self) -> list[tuple[Any, ...]]:

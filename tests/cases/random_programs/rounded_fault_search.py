@@ -14,7 +14,7 @@ from support.timing import quick_compilation
 
 
 def trials() -> Iterator[tuple[str, Callable[[], None]]]:
-    """What must find them: the functions of the tests of the rules, in a program of their own."""
+    """Yields the trials that must find the faults: the functions of the tests of the rules, each group in one program."""
     from passes.padding import (
         test_padded_layers,
         test_padded_order,

@@ -62,6 +62,10 @@ CHAINS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
     "of a quotient": (lambda a, b, c: (a / b) / c, [LARGE, torch.tensor([1e20, 7.0]), torch.tensor([1e20, 0.3])]),
     "by a quotient": (lambda a, b, c: a / (b / c), [LARGE, LARGE, LARGE]),
     "of quotients": (lambda a, b: (a / b) / (b / a), [LARGE, LARGE]),
+    "by keyword": (
+        lambda a, b, c: torch.ops.aten.div.Tensor(a / b, other=c),
+        [LARGE, torch.tensor([1e20, 7.0]), torch.tensor([1e20, 0.3])],
+    ),
     "by numbers": (lambda a: a / 1e20 / 1e20, [torch.tensor([1e30, 2e25])]),
     "of a reciprocal": (lambda a, b: a.reciprocal() / b, [torch.tensor([1e-20, 3.0]), torch.tensor([1e-20, 7.0])]),
 }

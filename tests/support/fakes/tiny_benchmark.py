@@ -111,5 +111,5 @@ def measure_with(patch: pytest.MonkeyPatch, run: Callable[..., Any] | None) -> N
 
 
 def measured_implementations(patch: pytest.MonkeyPatch, found: list[Any]) -> None:
-    """What `dynaxla tune` has measured."""
+    """The measurements of `dynaxla tune` in this process."""
     patch.setattr(tuning, "measurements", lambda: found)

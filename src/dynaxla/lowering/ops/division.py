@@ -52,11 +52,11 @@ def _of_quotients(function: Function, ctx: Context) -> Function:
     """Returns the function of the node's operands, so that XLA does not merge its division with divisions that compute the operands."""
     # XLA replaces (a / b) / c by a / (b * c), and a / (b / c) by a * c / b: the product may overflow where eager mode is finite. The
     # barrier prevents this, and XLA:CPU fuses the ops on both of its sides.
-    is_quotient = [isinstance(operand, Node) and operand.target in _QUOTIENTS for operand in ctx.node.args]
-    if not ctx.eager.divides_exactly or not any(is_quotient):
+    quotients = {index for index, item in enumerate(ctx.node.args) if isinstance(item, Node) and item.target in _QUOTIENTS}
+    if not ctx.eager.divides_exactly or not quotients:
         return function
     return lambda *operands: function(
-        *(lax.optimization_barrier(operand) if known else operand for operand, known in zip(operands, is_quotient, strict=False))
+        *(lax.optimization_barrier(operand) if index in quotients else operand for index, operand in enumerate(operands))
     )
 
 

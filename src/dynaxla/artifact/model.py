@@ -92,6 +92,31 @@ class ExportedModel:
             self._raise_failed_check(next(outputs))
         return (results, updates) if manifest.updates else results
 
+    def compiled_for(self, device: jax.Device, shapes: Sequence[Sequence[int]]) -> jax.stages.Compiled:
+        """Compiles the program for a device of a topology (jax.experimental.topologies), which need not exist. It cannot be called.
+
+        Args:
+            device: the device.
+            shapes: the shapes of the arrays among the arguments, in the manifest's order.
+
+        Raises: ArtifactError if the program is not for the device's platform; jax.errors.JaxRuntimeError from XLA's compiler, also if the
+        program needs more memory than the device has.
+        """
+        manifest = self.manifest
+        if device.platform not in self.platforms:
+            raise _artifact_error(
+                f"{manifest.name} is for {', '.join(self.platforms)}, not for {device.platform}",
+                f'export it with platforms=("{device.platform}",)',
+            )
+        arrays = [(spec.shape, DTYPES[spec.dtype]) for spec in manifest.weights]
+        arrays += [((2,), np.dtype(np.uint32))] * manifest.draws_random
+        arrays += [(tuple(shape), DTYPES[spec.dtype]) for spec, shape in zip(manifest.inputs, shapes, strict=True)]
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        with jax.enable_x64(True):
+            avals = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in arrays]
+            lowered = self._run.trace(*avals).lower(lowering_platforms=(device.platform,))
+        return lowered.compile()
+
     def serialize(self) -> bytes:
         """Returns the whole model as bytes, for `dynaxla.load`."""
         parts = self._files()

@@ -34,6 +34,13 @@ _INPUTS = typer.Option(
     + "Names are dynamic dimensions.",
     show_default=False,
 )
+_COMPILE = typer.Option(
+    "--compile",
+    help="A topology of TPUs, such as v5e:2x2. XLA's compiler for TPUs (libtpu) then compiles the program for one of its chips, which need "
+    "not be here, and its memory is printed. Dynamic dimensions have their largest sizes.",
+    metavar="TOPOLOGY",
+    show_default=False,
+)
 
 
 class InputSpec(NamedTuple):
@@ -58,6 +65,7 @@ def export(
     weights: Annotated[str, typer.Option(help="arguments: next to the program; constants: inside it.")] = "arguments",
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
+    compile_for: Annotated[str | None, _COMPILE] = None,
 ) -> None:
     """Export a model as StableHLO, with weights and a manifest, for dynaxla.load, which does not need torch."""
     input_specs, largest = parse_inputs(inputs or [])
@@ -66,13 +74,17 @@ def export(
         check_names("option for weights", [weights], ("arguments", "constants"))
         if os.path.lexists(output) and not overwrite:
             raise BenchmarkError(f"{output} exists already: --overwrite replaces an exported model")
+        if compile_for is not None and "tpu" not in (platform or _PLATFORMS):
+            raise BenchmarkError("--compile needs a program for TPUs: add --platform tpu")
     found = load_model(model)
     import torch
 
     from ..errors import DynaxlaError
     from ..interop.export import export as export_model
+    from ..runtime.topologies import topology
 
     with exit_on_errors(DynaxlaError):
+        target = None if compile_for is None else topology("tpu", compile_for)
         if isinstance(found, torch.nn.Module) and not train:
             found.eval()
         exported_model = export_model(
@@ -92,6 +104,46 @@ def export(
     if exported_model.manifest.draws_random:
         console.print("  draws random numbers: call(..., key=jax.random.key(0))")
     console.print(f"  {len(exported_model.manifest.weights)} weights next to the program")
+    if target is not None:
+        sizes = {name: high or example_sizes(input_specs, largest)[name] for name, high in largest.items()}
+        with exit_on_errors(DynaxlaError):
+            console.print(f"  {compilation_result(exported_model, target, input_specs, sizes)}")
+
+
+def compilation_result(model: Any, target: Any, inputs: list[InputSpec], sizes: dict[str, int]) -> str:
+    """Returns the result of compiling an exported model for one device of a topology, as text.
+
+    Args:
+        model: the exported model.
+        target: the topology.
+        inputs: the model's inputs.
+        sizes: the sizes of the dynamic dimensions, by name.
+
+    Raises: OutOfMemory if the model does not fit into the device's memory; CompilationError.
+    """
+    import jax
+
+    from ..engine.executable import compilation_error, is_exhausted
+    from ..errors import OutOfMemory
+
+    shapes = [[sizes[size] if isinstance(size, str) else size for size in spec.sizes] for spec in inputs]
+    try:
+        memory = model.compiled_for(target.devices[0], shapes).memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if is_exhausted(error):
+            message = f"{model.manifest.name} does not fit into the memory of one chip of {target}: {error}"
+            raise OutOfMemory(message, hint="use smaller sizes, bfloat16, or several chips: dynaxla.sharding.report") from None
+        raise compilation_error(model.manifest.name, error) from None
+    mebibytes = [
+        f"{size / 2**20:,.1f} MiB of {what}"
+        for what, size in (
+            ("weights and inputs", memory.argument_size_in_bytes),
+            ("outputs", memory.output_size_in_bytes),
+            ("temporary memory", memory.temp_size_in_bytes),
+        )
+    ]
+    dimensions = "".join(f", {name}={size}" for name, size in sizes.items())
+    return f"compiles for one chip of {target}{dimensions}: {', '.join(mebibytes)}"
 
 
 def parse_inputs(inputs: list[str]) -> tuple[list[InputSpec], dict[str, int | None]]:

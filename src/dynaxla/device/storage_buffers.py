@@ -337,6 +337,7 @@ class StorageBuffers(Buffers):
             else (None, None)
             for item in self._inputs
         ]
+        input_shardings = [(shape, meshes.for_compilation(sharding)) for shape, sharding in input_shardings]
         mesh_sharding = meshes.common([*(sharding for _, sharding in input_shardings), *constraints])
         for index, (item, (shape, sharding)) in enumerate(zip(self._inputs, input_shardings, strict=True)):
             # The sharding is for an array of this shape, which must be the shape that the program takes.

@@ -19,7 +19,7 @@ from ..lowering.cpu import unfusable_graphs
 from ..lowering.xla_collectives import calls_in
 from ..observe import events, metrics, rewrites
 from ..passes import pipeline
-from ..runtime import heap, process_networks, programs
+from ..runtime import heap, meshes, process_networks, programs
 from .blocks import compile_blocks
 from .compile import bind, compile_lowered, lower, trace
 from .eager_executable import EagerExecutable, EagerGraph
@@ -196,4 +196,4 @@ def compile_for_planning(
 def _split_checks(unit: CompilationUnit, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
     """Splits a program in two: the checks, and the computation without checks. None if the checks need an expensive part of it."""
     with metrics.timed("trace", unit.name), jax.default_device(unit.jax_device):
-        return pipeline.PRECHECKS(traced, unit.name, buffers.avals(), buffers.donated)
+        return pipeline.PRECHECKS(traced, unit.name, meshes.avals_for_compilation(buffers.avals()), buffers.donated)

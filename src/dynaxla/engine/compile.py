@@ -49,7 +49,7 @@ def trace(
         checks = tuple((check.error, check.message) for check in results.checks)
         return TracedOutputs([*buffers.pack(outputs), *code], TraceMetadata(checks, results.numbers, results.kernels))
 
-    avals = buffers.avals()
+    avals = meshes.avals_for_compilation(buffers.avals())
     if buffers.replicated is not None:
         traced, orders = _trace_for_mesh(unit, program, avals, buffers), dict[int, tuple[int, ...]]()
     else:
@@ -126,7 +126,7 @@ def lower(unit: CompilationUnit, traced: jax.stages.Traced) -> jax.stages.Lowere
     """
     with metrics.timed("lower", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device):
         try:
-            return private.lower(traced)
+            return private.lower(traced, unit.platform if meshes.topology() is not None else None)
         except Exception as error:  # Pallas raises errors of many classes for a kernel that Mosaic does not support
             if not unit.choose.refusable:
                 raise
@@ -161,6 +161,8 @@ def compile_lowered(
     store, heap_is_kept = unit.store("programs"), unit.options.heap == "keep"
 
     def compile() -> programs.XlaProgram:
+        if meshes.topology() is not None:
+            return programs.compile_for_inspection(lowered, options)
         target = device or unit.jax_device
         return compile_with_cublas_fallback(
             lambda options: programs.compile_lowered(lowered, target, options, store, heap_is_kept, processes), options
@@ -184,7 +186,7 @@ def compile_lowered(
 
 def xla_options(unit: CompilationUnit, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
     """Returns XLA's options for a program, by name. The user's options override dynaxla's."""
-    quick = quick_options() if meshes.is_compile_only() else {}
+    quick = quick_options() if meshes.is_compile_only() and meshes.topology() is None else {}
     return {**options_for(unit.platform, traced.jaxpr, settings, on_mesh), **quick, **unit.options.xla}
 
 

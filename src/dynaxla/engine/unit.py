@@ -32,6 +32,7 @@ from ..observe import dump
 from ..passes.jaxpr.open_layouts import opens_layouts
 from ..runtime import devices, eager_fallback, late_checks, meshes, process_networks
 from ..runtime.store import StoreProtocol
+from ..runtime.topologies import Topology
 from ..tuning import Tuner
 from .eager_executable import EagerGraph
 from .options import default_options
@@ -76,11 +77,15 @@ class CompilationUnit:
         options: The options of the compilation.
         blocks: True if equal blocks of an inference graph share one program (see blocks.py).
         store: Returns the store of a folder; by default that of the options.
+        topology: The topology for which the graph is compiled, to be inspected and not to run. By default that is the tensors' device.
 
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 
-    def __init__(self, graph: AtenGraph, options: Options, *, blocks: bool = False, store: GetStore | None = None) -> None:
+    def __init__(
+        self, graph: AtenGraph, options: Options, *, blocks: bool = False, store: GetStore | None = None, topology: Topology | None = None
+    ) -> None:
+        self._graph = graph
         self.name = graph.name
         self.options = options
         self.store = store or options.store
@@ -90,7 +95,7 @@ class CompilationUnit:
         self.has_blocks = blocks and graph.phase == "inference" and options.distributed == "torch"
         self.waits_for_checks = graph.waits_for_checks
         self.device = graph_device(graph.module)
-        self.platform = devices.platform_of(self.device)
+        self.platform = devices.platform_of(self.device) if topology is None else topology.platform
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
         self.static_inputs = frozenset(graph.static)
         self.device_kind = kind_of(self.device.type)
@@ -116,6 +121,10 @@ class CompilationUnit:
         self.sizes = Sizes(placeholders)
         self._dumps = itertools.count(1)
 
+    def for_topology(self, topology: Topology) -> CompilationUnit:
+        """Returns a unit that compiles the same graph for a topology. Its ops between programs are those of the tensors' device."""
+        return CompilationUnit(self._graph, self.options, topology=topology)
+
     @functools.cached_property
     def storages(self) -> Storages:
         """The storages of the graph's values."""
@@ -133,7 +142,7 @@ class CompilationUnit:
         Writes of other programs must not depend on the checks (`AtenGraph.waits_for_checks`). (For torch's own GPU memory, see
         `NativeBinding.report`.)
         """
-        return self.device_kind is not None and not self.waits_for_checks and late_checks.is_asynchronous(self.jax_device)
+        return self.device_kind is not None and not self.waits_for_checks and late_checks.is_asynchronous(self.platform)
 
     @functools.cached_property
     def choose(self) -> RecordingChooser:

@@ -173,11 +173,13 @@ class CompiledGraph:
 
     def _planned(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Compiles the program of a call for inspection, without running it. Returns: output tensors without values."""
-        key = "planned", self._key(args), kind.planned_shardings(args)
+        topology = meshes.topology()
+        key = self._key(args), kind.planned_shardings(args), topology
         with self._lock:
             executable = self._plan_executables.get(key)
             if executable is None:
-                executable = build(self.unit, self.unit.specialise(args, planned=True))
+                unit = self.unit if topology is None else self.unit.for_topology(topology)
+                executable = build(unit, unit.specialise(args, planned=True))
                 self._plan_executables.put(key, executable)
         executable.record_run()
         return kind.outputs_without_values(

@@ -9,9 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..errors import DeviceMismatch, UnsupportedTensor
+from ..errors import ArgumentError, DeviceMismatch, UnsupportedTensor
+from . import clients, topologies
+from .topologies import Topology
 
 # The devices on which a program runs: one device, or all devices of a mesh (given as the mesh's replicated sharding).
 DeviceOrMesh: TypeAlias = jax.Device | NamedSharding
@@ -33,6 +37,7 @@ def may_have_sharded_arrays() -> bool:
 
 class _CompileOnly(threading.local):
     is_active = False
+    topology: Topology | None = None
 
 
 _compile_only = _CompileOnly()
@@ -43,17 +48,63 @@ def is_compile_only() -> bool:
     return _compile_only.is_active
 
 
+def topology() -> Topology | None:
+    """Returns the topology for which this thread compiles programs instead of for the tensors' devices; None outside of `compile_only`."""
+    return _compile_only.topology
+
+
 @contextlib.contextmanager
-def compile_only() -> Iterator[None]:
+def compile_only(topology: Topology | None = None) -> Iterator[None]:
     """A context in which this thread compiles the programs of tensors on the device "jax", and does not run them.
 
-    So the mesh may be virtual: its devices need not exist.
+    So the mesh may be virtual: its devices need not exist. With a topology, programs are compiled for its devices: those on a mesh for all
+    devices, whose number must be the mesh's size, and other programs for its first device.
     """
-    before, _compile_only.is_active = _compile_only.is_active, True
+    before = _compile_only.is_active, _compile_only.topology
+    _compile_only.is_active, _compile_only.topology = True, topology
     try:
         yield
     finally:
-        _compile_only.is_active = before
+        _compile_only.is_active, _compile_only.topology = before
+
+
+def for_compilation(sharding: NamedSharding | None) -> NamedSharding | None:
+    """Returns a sharding over the devices for which this thread compiles, if these are not the sharding's own.
+
+    Raises: ArgumentError if the mesh and the topology have different numbers of devices.
+    """
+    if sharding is None:
+        return None
+    mesh, target = sharding.mesh, _compile_only.topology
+    if target is None and not topologies.has(mesh.devices.flat[0]):
+        return sharding
+    if target is not None and mesh.devices.flat[0] in target.devices:
+        return sharding
+    return NamedSharding(_mesh_over(target, mesh), sharding.spec)
+
+
+def avals_for_compilation(avals: Iterable[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+    """Returns the arguments of a program, placed on the first device of this thread's topology if they are on no mesh."""
+    if _compile_only.topology is None:
+        return list(avals)
+    sharding = SingleDeviceSharding(_compile_only.topology.devices[0])
+    return [aval if aval.sharding is not None else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in avals]
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh_over(target: Topology | None, mesh: Mesh) -> Mesh:
+    """Returns a mesh like `mesh` over the devices of a topology, or over virtual devices of the CPU."""
+    if target is None:
+        devices = np.array(clients.virtual_devices(mesh.size)).reshape(mesh.devices.shape)
+    elif mesh.size != len(target.devices):
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        raise ArgumentError(
+            f"the mesh ({axes}) has {mesh.size} devices, and the topology {target} has {len(target.devices)}",
+            hint="create a virtual mesh with as many devices as the topology has, or choose another topology",
+        )
+    else:
+        devices = mesh_utils.create_device_mesh(mesh.devices.shape, list(target.devices))
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def sharding_of(array: jax.Array | None) -> NamedSharding | None:

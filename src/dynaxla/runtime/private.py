@@ -746,9 +746,14 @@ def mlir_threads() -> Any | None:
 _evict_jaxpr: Callable[[Any], object] | None = _find("jax._src.interpreters.pxla._dce_jaxpr.evict_weakref")
 
 
-def lower(traced: jax.stages.Traced) -> jax.stages.Lowered:
-    """Lowers a traced program to StableHLO, so that JAX's caches do not keep the traced program alive."""
-    lowered = traced.lower()
+def lower(traced: jax.stages.Traced, platform: str | None = None) -> jax.stages.Lowered:
+    """Lowers a traced program to StableHLO, so that JAX's caches do not keep the traced program alive.
+
+    Args:
+        traced: The program.
+        platform: The platform; by default that of the devices of the program's arguments.
+    """
+    lowered = traced.lower() if platform is None else traced.lower(lowering_platforms=(platform,))
     if _evict_jaxpr is not None:
         _evict_jaxpr(traced.jaxpr)
     return lowered

@@ -209,6 +209,27 @@ def from_reference(
     return _program(executable, keep_heap, False)
 
 
+def compile_for_inspection(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> XlaProgram:
+    """Compiles a program for the devices of a topology (topologies.py). It cannot be called.
+
+    Raises: jax.errors.JaxRuntimeError, also if the program needs more memory than a device has.
+    """
+    compiled = interruptible.call(functools.partial(lowered.compile, compiler_options=dict(options) or None))
+
+    def call(_: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        raise AssertionError("a program for a topology cannot run")
+
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return XlaProgram(
+        call,
+        lambda: compiled.as_text() or "",
+        mesh=next((sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)), None),
+        memory=compiled.memory_analysis,
+        result_shardings=functools.partial(_result_shardings, compiled),
+        costs=lambda: compiled.cost_analysis() or {},
+    )
+
+
 def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], is_cpu: bool) -> XlaProgram:
     """Compiles a program for a device of one of JAX's own clients."""
     calls_back = bool(private.host_callbacks(lowered))

@@ -18,14 +18,19 @@ import numpy as np
 from ..engine import executable
 from ..engine.executable import Executable, ProgramRun
 from ..errors import ArgumentError
-from ..runtime import meshes
+from ..runtime import meshes, topologies
 from ..runtime.replica_groups import KINDS, groups_in
 from ..training.step import CompiledStep
 from .charts import draw
 from .text_tables import table, text_of
 
 # Matches the line of a collective in HLO. Of an asynchronous collective it matches the start, not the end.
-_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
+_INSTRUCTION = re.compile(rf"\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)")
+# Matches the first line of the fusion by which XLA:TPU scatters the result of an all-reduce, so that each device gets its part alone.
+_SCATTER_FUSION = re.compile(r"%?all-reduce-scatter\S* \(.*\) -> (?P<type>.*) \{")
+# Matches the attributes of a collective that XLA:TPU has split into a start, a part that runs together with another operation, and an end.
+# Each of these fusions contains the collective, with the same channel.
+_PART = re.compile(r"channel_id=(\d+),.*frontend_attributes=\{[^}]*chain_id=")
 # Matches the dtype and the sizes of an array in HLO, such as f32[8,16].
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 # The maximum length of the text for groups of devices that correspond to no axes.
@@ -120,7 +125,9 @@ class Report:
         return text_of(collective_table, memory_table)
 
 
-def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
+def report(
+    function: Callable[..., Any], *args: Any, run: bool = True, platform: str = "tpu", topology: str | None = None, **kwargs: Any
+) -> Report:
     """Calls a function, and returns the communication and memory of its programs: compiled graphs and steps, eager ops, lazy recordings.
 
     The call has all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of `compile_step` that
@@ -133,14 +140,26 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
         run: False: programs are compiled, as quickly as possible, but do not run. Their mesh may be virtual. Tensors that the programs
             write to keep their values, and tensors that the programs create are zeros. All other code of the function runs, including ops
             in eager mode.
+        platform: The platform of the topology; only "tpu".
+        topology: With `run=False`: TPUs that need not exist, such as "v5e:16x16", for which XLA's compiler for TPUs compiles the programs
+            with all optimizations. It is part of libtpu, which must be installed. The mesh must have as many devices as the topology;
+            programs that are on no mesh are compiled for one device, and are part of the report, too.
 
     Raises:
-        ArgumentError: The call runs no program on a mesh.
+        ArgumentError: The call runs no program on a mesh; the topology is not known, or has another number of devices than the mesh.
+        UnsupportedVersion: libtpu is not installed.
+        OutOfMemory: A program needs more memory than a device of the topology has.
     """
-    call = function.call_as_program if isinstance(function, CompiledStep) else function
-    with executable.recorded_runs() as runs, contextlib.nullcontext() if run else meshes.compile_only():
+    if topology is not None and run:
+        raise ArgumentError("the programs of a topology cannot run", hint="give run=False")
+    target = None if topology is None else topologies.topology(platform, topology)
+    call = function
+    if isinstance(function, CompiledStep):
+        # A step that has programs for this machine keeps them.
+        call = CompiledStep(function._function, function._options, False).call_as_program if target else function.call_as_program
+    with executable.recorded_runs() as runs, contextlib.nullcontext() if run else meshes.compile_only(target):
         call(*args, **kwargs)
-    on_mesh = [item for item in runs if item.program is not None and item.program.mesh is not None]
+    on_mesh = [item for item in runs if item.program is not None and (item.program.mesh is not None or target is not None)]
     if not on_mesh:
         raise ArgumentError(
             f"a call of {getattr(function, '__name__', function)!r} runs no program on several devices",
@@ -185,10 +204,25 @@ def collectives_of(run: ProgramRun | Executable) -> list[CollectiveTraffic]:
     mesh = run.program.mesh
     groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
     text = run.program.text()
-    for match in _INSTRUCTION.finditer(text):
-        rest = match["rest"]
-        size = _bytes(match["type"], "-start(" in match[0])
-        groups.setdefault((match["kind"], _axes_of(rest, mesh)), []).append((size, _line(match[0], text)))
+    scattered: str | None = None  # the type of the result of the current computation, if it is a `_SCATTER_FUSION`
+    channels: set[str] = set()
+    for line in text.splitlines():
+        if line.endswith("{"):
+            fusion = _SCATTER_FUSION.match(line)
+            scattered = None if fusion is None else fusion["type"]
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            continue
+        if (part := _PART.search(line)) is not None:
+            if part[1] in channels:
+                continue
+            channels.add(part[1])
+        kind, size = (
+            (match["kind"], _bytes(match["type"], "-start(" in line))
+            if scattered is None
+            else ("reduce-scatter", _bytes(scattered, is_start=False))
+        )
+        groups.setdefault((kind, _axes_of(match["rest"], mesh)), []).append((size, _line(line, text)))
     return [
         CollectiveTraffic(
             run.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line}))

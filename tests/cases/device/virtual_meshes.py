@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import jax
 import pytest
@@ -11,7 +12,9 @@ from torch import nn
 
 import dynaxla
 from dynaxla import sharding
+from dynaxla.engine.executable import recorded_runs
 from dynaxla.errors import ArgumentError
+from dynaxla.runtime import private, topologies
 from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 MESH = Mesh((64, 4), ("data", "model"), virtual=True)
@@ -82,6 +85,56 @@ def check_constraints() -> None:
     with dynaxla.device.lazy():
         result = gathered(x)
     torch.testing.assert_close(result.cpu(), host * 2 + 1)
+
+
+def check_a_topology() -> None:
+    """Programs are compiled for a topology's devices. Before and after, the same functions have programs for this machine."""
+    topology = stand_in_topology(256)
+    model, host = _model(), torch.randn(2048, 64)
+    x = mark_sharding(host.to("jax"), MESH, ("data",))
+    compiled = torch.compile(model, backend="dynaxla")
+
+    def passes() -> None:
+        compiled(mark_sharding(x * 2, MESH, ("data",))).sum().backward()
+
+    step = dynaxla.compile_step(passes)
+    expected = model(x * 2).detach()
+    for function in (passes, step):
+        virtual = sharding.report(function, run=False)
+        with mock.patch.object(topologies, "topology", return_value=topology), recorded_runs() as runs:
+            found = sharding.report(function, run=False, topology=topology.name)
+        assert all(set(run.program.mesh.devices.flat) == set(topology.devices) for run in runs if run.program is not None)
+        again = sharding.report(function, run=False)
+        assert {item.axes for item in found.collectives} <= {"data", "model", "data, model"}
+        for one, other in ((virtual, found), (found, again)):
+            assert [(item.kind, item.axes, item.count) for item in one.collectives] == [
+                (item.kind, item.axes, item.count) for item in other.collectives
+            ]
+    model.zero_grad()
+    torch.testing.assert_close(compiled(x * 2), expected)
+
+
+def check_a_topology_for_one_device() -> None:
+    topology = stand_in_topology(4)
+    x = torch.randn(8, 16, device="jax")
+    compiled = torch.compile(lambda x: x @ x.T, backend="dynaxla")
+    with mock.patch.object(topologies, "topology", return_value=topology):
+        (memory,) = sharding.report(compiled, x, run=False, topology=topology.name).memory
+        assert (memory.arguments, memory.results) == (8 * 16 * 4, 8 * 8 * 4)
+        with pytest.raises(ArgumentError, match=r"has 256 devices, and the topology stand-in has 4"):
+            sharding.report(compiled, mark_sharding(torch.randn(64, 64).to("jax"), MESH, ("data",)), run=False, topology=topology.name)
+        with pytest.raises(ArgumentError, match="run=False"):
+            sharding.report(compiled, x, topology=topology.name)
+    with pytest.raises(ArgumentError, match="platform 'cuda'"):
+        sharding.report(compiled, x, run=False, platform="cuda", topology="h100:8")
+    torch.testing.assert_close(compiled(x).cpu(), x.cpu() @ x.cpu().T)
+
+
+def stand_in_topology(count: int) -> topologies.Topology:
+    """Returns a topology of CPU devices, for which XLA's compiler for the CPU compiles."""
+    devices = tuple(private.make_cpu_client(count).local_devices())
+    topologies._devices.update(devices)
+    return topologies.Topology("cpu", "stand-in", devices)
 
 
 def check_that_it_is_said() -> None:

@@ -80,14 +80,16 @@ def sharding_of(sizes: Sequence[int], names: Sequence[str], devices: Sequence[in
 
 def sharding_of_call(op: Any, args: Sequence[Any]) -> NamedSharding | None:
     """Returns the sharding that a call of the constraint op describes. None for other ops, and for constraints that do not apply."""
-    return sharding_of(*args[1:]) if op is OP and _applies(args[3]) else None
+    return meshes.for_compilation(sharding_of(*args[1:])) if op is OP and _applies(args[3]) else None
 
 
 def shardings_in(graph: Graph) -> list[NamedSharding]:
     """Returns the shardings of all constraints in a graph that apply (see `_applies`)."""
-    return [sharding_of(*node.args[1:]) for node in graph.find_nodes(op="call_function", target=OP) if _applies(node.args[3])]
+    nodes = graph.find_nodes(op="call_function", target=OP)
+    return [sharding for node in nodes if (sharding := sharding_of_call(OP, node.args)) is not None]
 
 
 @lowers(OP)
 def _lower(x: Array, sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> Array:
-    return lax.with_sharding_constraint(x, sharding_of(sizes, names, devices, spec)) if _applies(devices) else x
+    sharding = sharding_of_call(OP, (x, sizes, names, devices, spec))
+    return x if sharding is None else lax.with_sharding_constraint(x, sharding)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from commands.compiled_programs import budgets, results
+from commands.compiled_programs.hlo import Figures, Module
 from commands.gpu_programs import __main__ as command
-from commands.gpu_programs import budgets, guard, report, results, runner
+from commands.gpu_programs import guard, report, runner
 from commands.gpu_programs.errors import GpuProgramsError
-from commands.gpu_programs.hlo import Figures, Module
-from commands.gpu_programs.models import Cell, GptBlock, cells
+from commands.gpu_programs.models import BUDGETS, LIMITS, Cell, GptBlock, cells
 
 PROGRAM = """HloModule jit_program, is_scheduled=true, entry_computation_layout={(f32[8,4]{1,0})->f32[4,8]{1,0}}
 
@@ -80,22 +81,22 @@ def _found(**changes: Any) -> results.Results:
         ({}, None),
         ({"kernels": 9, "moves": 0, "memory_mib": 1.0, "calls": {}}, None),
         ({"memory_mib": 102.0, "calls": {"__cublas$gemm": 7}}, None),
-        ({"kernels": 11}, "11 kernels, at most 10"),
-        ({"moves": 3}, "3 moves, at most 2"),
-        ({"memory_mib": 103.0}, "103.0 MiB"),
+        ({"kernels": 11}, "kernels is 11, and at most 10"),
+        ({"moves": 3}, "moves is 3, and at most 2"),
+        ({"memory_mib": 103.0}, "memory_mib is 103.0"),
         ({"calls": {"xla_ffi_python_gpu_callback": 1}}, "it calls xla_ffi_python_gpu_callback"),
     ],
 )
 def test_budgets(changes: dict[str, Any], said: str | None) -> None:
-    lines = list(budgets.exceeded(_found(**changes), _found()))
+    lines = list(LIMITS.exceeded(_found(**changes), _found()))
     assert len(lines) == (said is not None)
     assert said is None or said in lines[0]
 
 
 def test_what_has_no_budget_or_failed_exceeds_it() -> None:
-    assert list(budgets.exceeded(_found(), {})) == [f"{CELL} inference: it has no budget"]
+    assert list(LIMITS.exceeded(_found(), {})) == [f"{CELL} inference: it has no budget"]
     failed: results.Results = {CELL: {"error": "Traceback\nUnsupportedOp: no lowering", "seconds": 1.0}}
-    assert list(budgets.exceeded(failed, _found())) == [f"{CELL}: UnsupportedOp: no lowering"]
+    assert list(LIMITS.exceeded(failed, _found())) == [f"{CELL}: UnsupportedOp: no lowering"]
 
 
 def test_accepted_figures_are_kept_beside_others(tmp_path: Path) -> None:
@@ -104,11 +105,11 @@ def test_accepted_figures_are_kept_beside_others(tmp_path: Path) -> None:
     budgets.save({"vgg16 float32 NCHW": {"programs": {"forward": FIGURES}, "seconds": 1.0}, "alexnet float32 NCHW": {"error": "no"}}, path)
     kept = budgets.load(path)
     assert list(kept) == [CELL, "vgg16 float32 NCHW"]
-    assert list(budgets.exceeded(_found(), kept)) == []
+    assert list(LIMITS.exceeded(_found(), kept)) == []
 
 
 def test_budgets_are_of_cells_that_exist() -> None:
-    assert set(budgets.load()) <= {str(cell) for cell in cells()}
+    assert set(budgets.load(BUDGETS)) <= {str(cell) for cell in cells()}
 
 
 def test_page_has_each_program() -> None:

@@ -36,6 +36,7 @@ from .jaxpr.transposes import defer_transposes
 from .joint.checkpointing import finish_partitioned, key_recomputed_ops
 from .joint.regather import regather_parameters
 from .joint.saved_clones import save_clones
+from .joint.saved_views import choose_saved_views
 from .padding.padded_graph import pad
 
 Parameters = ParamSpec("Parameters")
@@ -106,6 +107,9 @@ KEYED_DRAWS = Pass(
 MIN_CUT = Pass(
     "min_cut", "joint", min_cut_rematerialization_partition, "The forward graph returns the values that the backward graph reads."
 )
+SAVED_VIEWS = Pass(
+    "saved_views", "joint", choose_saved_views, 'No saved value on the device "jax" is a view of a part of a computed value.'
+)
 RESTORED_DRAWS = Pass("restored_draws", "joint", finish_partitioned, "Every node has a fake value, and every keyed op has a key.")
 
 LATE_WRITES = Pass(
@@ -138,7 +142,7 @@ OPEN_LAYOUTS = Pass("open_layouts", "jaxpr", with_open_layouts, "XLA chooses the
 # All passes, in the order in which they run.
 PASSES: Sequence[Pass[Any, Any]] = (
     NESTED_REGIONS, COMPOSITES,
-    DETOURS, SAVED_CLONES, REGATHER, KEYED_DRAWS, MIN_CUT, RESTORED_DRAWS,
+    DETOURS, SAVED_CLONES, REGATHER, KEYED_DRAWS, MIN_CUT, SAVED_VIEWS, RESTORED_DRAWS,
     LATE_WRITES, PYTHON_COUNTERS, FREEZE, RANDOM_HOISTING, DEVICE_ORDER, SPLIT, PADDING,
     TRANSPOSES, BFLOAT16_ROUNDING, PARTITIONABLE, PRECHECKS, SHARDED, OPEN_LAYOUTS,
 )  # fmt: skip

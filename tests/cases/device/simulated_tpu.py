@@ -72,6 +72,58 @@ def check_dimensions_are_not_merged() -> None:
     assert "stablehlo.reshape" not in text
 
 
+class _Parts(nn.Module):
+    """Its backward pass reads parts of one value, parts of a value that it returns, and a value in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.returned, self.rows = nn.Linear(8, 24), nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, _ = self.wide(x).chunk(3, -1)
+        returned = self.returned(x)
+        part = returned[..., 2:7]
+        rows = self.rows(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return nn.functional.gelu(first) * nn.functional.gelu(second), returned, part.sin() * part.exp(), rows.exp() * rows.sin()
+
+
+def _results_and_gradients(function: Callable[..., tuple[torch.Tensor, ...]], model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    x = x.detach().requires_grad_()
+    results = function(x)
+    sum([(result * torch.arange(result.numel(), device=x.device).view(result.shape).cos()).sum() for result in results]).backward()
+    return [tensor.detach().cpu() for tensor in (*results, x.grad, *(parameter.grad for parameter in model.parameters()))]
+
+
+def check_parts_of_values_are_not_saved() -> None:
+    """A program reads no part of memory at an offset, except in the value that is returned, and gradients are those of eager mode."""
+    model, x = _Parts(), torch.randn(2, 4, 8)
+    expected = _results_and_gradients(model, model, x)
+    model.to("jax")
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        with on_tpu() as texts:
+            found = _results_and_gradients(torch.compile(model, backend="dynaxla", dynamic=dynamic), model, x.to("jax"))
+        assert_equal(found, expected, tolerance=(1e-5, 1e-5))
+        assert texts[-1].count("stablehlo.dynamic_slice") == 1
+
+
+def check_a_changed_result_is_noticed() -> None:
+    """Also if the backward pass reads a part of the result."""
+    layer, x = nn.Linear(8, 24).to("jax"), torch.randn(4, 8, device="jax")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = layer(x)
+        return result, result[:, :8].exp() * result[:, 8:16]
+
+    for run in (function, compile_anew(function)):
+        result, product = run(x)
+        with torch.no_grad():
+            result.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
 def check_a_precision_has_a_program() -> None:
     x = torch.randn(4, 4, device="jax")
     with on_tpu() as texts:

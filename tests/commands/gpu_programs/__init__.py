@@ -8,9 +8,8 @@ target.py    what XLA is told of an H100
 guard.cpp    what torch is told: a CUDA device, streams, which attention there is; guard.py compiles and loads it
 fakes.py     models and tensors that are fake ones on "cuda"
 programs.py  the compiled programs of a call, as the backend makes them
-hlo.py       what they consist of
 models.py    which models, in which precision and layout
 child.py     the process of one model; runner.py: the processes, one after the other, and what they have found
-budgets.py   the figures that must not grow (budgets.json)
+budgets.json the figures that must not grow
 report.py    docs/benchmarks/gpu-programs.md
 """

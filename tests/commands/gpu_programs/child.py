@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import fakes  # isort: skip  (before torch)
 
 import gc
-import json
 import sys
 import time
 import traceback
@@ -14,7 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from .hlo import Figures
+from commands.compiled_programs import results
+from commands.compiled_programs.hlo import Figures
+
 from .models import Cell, case, inputs
 from .programs import Compiled, programs
 
@@ -32,8 +33,7 @@ def main(path: Path, names: list[str]) -> None:
         except Exception:
             line["error"] = traceback.format_exc()
         line["seconds"] = round(time.monotonic() - start, 1)
-        with path.open("a") as results:
-            results.write(json.dumps(line) + "\n")
+        results.add(path, line)
         gc.collect()
 
 

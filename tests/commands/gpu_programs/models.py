@@ -6,13 +6,17 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from benchmarks.suites import GptBlock, activations
 
+from commands.compiled_programs.budgets import Limits
 from dynaxla.bench.suites import MODELS, BenchCase, Bert, tokens
 
 BATCH = 8
+BUDGETS = Path(__file__).with_name("budgets.json")
+LIMITS = Limits(counts=("kernels", "moves"), sizes=("memory_mib",))
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("NCHW", "channels-last")
 

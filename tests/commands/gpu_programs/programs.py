@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from commands.compiled_programs import hlo
 from dynaxla.buffers.native import NativeBuffers
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
@@ -32,7 +33,6 @@ from dynaxla.passes.jaxpr.open_layouts import check_closed
 from dynaxla.runtime import clients
 from dynaxla.runtime.layout import Layout
 
-from . import hlo
 from .errors import GpuProgramsError
 from .runner import UNCHECKED
 from .target import H100

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from commands.compiled_programs.results import Results
+
 from .models import BATCH, Cell
-from .results import KINDS, Results
 from .target import NAME
 
+# The kinds of programs, in the order of the report.
+KINDS = ("inference", "frozen", "forward", "backward")
 PAGE = Path("docs/benchmarks/gpu-programs.md")
 
 _HEAD = """# What XLA makes of models for a GPU

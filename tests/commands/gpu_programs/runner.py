@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from commands.compiled_programs import processes
+from commands.compiled_programs.results import Results
 from support.paths import TESTS
 
-from . import results
 from .errors import GpuProgramsError
 from .guard import FOLDER
 from .models import Cell
-from .results import Results
 
 # JAX looks for a driver when it loads the plugin, unless it is told not to.
 UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
@@ -39,30 +36,5 @@ def environment(plugin: Path) -> dict[str, str]:
 
 
 def compile_all(wanted: Sequence[Cell], path: Path, plugin: Path, command: Sequence[str] = COMMAND) -> Results:
-    """The results of these cells, known ones included; each is written to `path` as it comes.
-
-    The cell at which a process dies has failed, and nothing of it is written: another run tries it again.
-    """
-    settings = environment(plugin)
-    _end_line(path)
-    known, died = results.load(path), {}
-    for model, group in itertools.groupby((cell for cell in wanted if str(cell) not in known), lambda cell: cell.model):
-        names = [str(cell) for cell in group]
-        while names:
-            started = time.monotonic()
-            status = subprocess.run([*command, str(path), *names], env=settings).returncode
-            known = results.load(path)
-            left = [name for name in names if name not in known]
-            print(f"{model}: {len(names) - len(left)} of {len(names)} in {time.monotonic() - started:.0f} seconds", flush=True)
-            if left:
-                died[left[0]] = {"error": f"its process ended with {status}", "seconds": 0.0}
-            names = left[1:]
-    known |= died
-    return {str(cell): known[str(cell)] for cell in wanted}
-
-
-def _end_line(path: Path) -> None:
-    """A killed run may have left half a line."""
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        with path.open("a") as file:
-            file.write("\n")
+    """Returns the results of these cells; see `processes.compile_all`. Each process compiles the cells of one model."""
+    return processes.compile_all(wanted, lambda cell: cell.model, path, command, environment(plugin))

@@ -42,6 +42,7 @@ def partition(
     pipeline.KEYED_DRAWS(joint, platform, exact_rng)
     with save_states_as_tensors(platform):
         graphs = pipeline.MIN_CUT(joint, inputs, **options)
+    pipeline.SAVED_VIEWS(graphs, options["num_fwd_outputs"])
     for graph in graphs:
         pipeline.RESTORED_DRAWS(graph)
     return graphs

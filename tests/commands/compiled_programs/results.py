@@ -1,4 +1,4 @@
-"""What runs have found: a file of lines of JSON, one for each cell, and which code they are of."""
+"""The results of runs: a file of JSON lines, one for each cell, and a hash of the code that they belong to."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from typing import Any
 
 import dynaxla
 
-# The kinds of programs, in the order of the report.
-KINDS = ("inference", "frozen", "forward", "backward")
-
 # By cell: "programs" with figures by kind, or "error" with a traceback; and "seconds".
 Results = dict[str, dict[str, Any]]
 
 
 @functools.cache
-def code() -> str:
-    """A hash of all that decides the figures: dynaxla's sources and these, and the versions of torch and jax."""
-    folders = (Path(dynaxla.__file__).parent, Path(__file__).parent)
+def code(*folders: Path) -> str:
+    """Returns a hash of all that determines the figures: dynaxla's sources, the files in `folders`, and the versions of torch and jax."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in (path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".cpp")):
-        digest.update(path.read_bytes())
+    for folder in (Path(dynaxla.__file__).parent, Path(__file__).parent, *folders):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".cpp"):
+                digest.update(path.read_bytes())
     for name in ("torch", "jax", "jaxlib"):
         digest.update(importlib.metadata.version(name).encode())
     return digest.hexdigest()
 
 
 def load(path: Path) -> Results:
-    """The last line of each cell. A line that a killed run left unfinished is dropped."""
+    """Returns the last line of each cell. A line that a killed run left unfinished is dropped."""
     found: Results = {}
     for text in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -40,3 +38,9 @@ def load(path: Path) -> Results:
             continue
         found[line.pop("cell")] = line
     return found
+
+
+def add(path: Path, line: dict[str, Any]) -> None:
+    """Appends the line of a cell."""
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")

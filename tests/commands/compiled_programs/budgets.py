@@ -1,0 +1,60 @@
+"""Figures that must not grow. A file has, for each program, the figures that were accepted last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .results import Results
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which figures of a program are compared with its budget.
+
+    Attributes:
+        counts: The names of figures that must not exceed the budget.
+        sizes: The names of figures that may exceed it a little, since XLA's assignment of memory is not stable to the byte.
+        calls: The name of a dict whose keys, such as names of custom calls, must all be in the budget's dict.
+        slack: By how much sizes may exceed the budget: a fraction of it.
+        least: By how much they may exceed it in any case.
+    """
+
+    counts: Sequence[str]
+    sizes: Sequence[str]
+    calls: str = "calls"
+    slack: float = 0.02
+    least: float = 0.5
+
+    def exceeded(self, found: Results, budgets: Results) -> Iterator[str]:
+        """Yields a line for each figure above its budget, each call that the budget does not have, and each program without a budget."""
+        for cell, result in found.items():
+            if "error" in result:
+                yield f"{cell}: {result['error'].strip().splitlines()[-1]}"
+                continue
+            for kind, figures in result["programs"].items():
+                budget = budgets.get(cell, {}).get("programs", {}).get(kind)
+                if budget is None:
+                    yield f"{cell} {kind}: it has no budget"
+                    continue
+                for name in self.counts:
+                    if figures[name] > budget[name]:
+                        yield f"{cell} {kind}: {name} is {figures[name]}, and at most {budget[name]} is allowed"
+                for name in self.sizes:
+                    if figures[name] > budget[name] * (1 + self.slack) + self.least:
+                        yield f"{cell} {kind}: {name} is {figures[name]}, and at most {budget[name]} is allowed"
+                for call in figures[self.calls].keys() - budget[self.calls].keys():
+                    yield f"{cell} {kind}: it calls {call}, which its budget does not have"
+
+
+def load(path: Path) -> Results:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def save(found: Results, path: Path) -> None:
+    """Writes the figures of these cells. The file keeps those of other cells."""
+    kept = load(path) | {cell: {"programs": result["programs"]} for cell, result in found.items() if "programs" in result}
+    lines = [f"{json.dumps(cell)}: {json.dumps(kept[cell])}" for cell in sorted(kept)]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

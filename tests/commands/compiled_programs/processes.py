@@ -1,0 +1,51 @@
+"""The processes that compile, one after another. Each compiles the cells of one group."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import results
+from .results import Results
+
+
+def compile_all(
+    wanted: Sequence[Any], group_of: Callable[[Any], str], path: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> Results:
+    """Returns the results of these cells, known ones included. Each is written to `path` when it is known.
+
+    If a process dies, the cell at which it was counts as failed. This is not written, so another run tries the cell again.
+
+    Args:
+        wanted: The cells. Their text is their name.
+        group_of: Returns the name of a cell's group. The cells of a group are neighbors in `wanted`, and share a process.
+        path: The file of results.
+        command: The command of a process, to which the path and the cells' names are added.
+        environment: The environment variables of the processes.
+    """
+    _end_line(path)
+    known, died = results.load(path), {}
+    for name, cells in itertools.groupby((cell for cell in wanted if str(cell) not in known), group_of):
+        names = [str(cell) for cell in cells]
+        while names:
+            started = time.monotonic()
+            status = subprocess.run([*command, str(path), *names], env=environment).returncode
+            known = results.load(path)
+            left = [name for name in names if name not in known]
+            print(f"{name}: {len(names) - len(left)} of {len(names)} in {time.monotonic() - started:.0f} seconds", flush=True)
+            if left:
+                died[left[0]] = {"error": f"its process ended with {status}", "seconds": 0.0}
+            names = left[1:]
+    known |= died
+    return {str(cell): known[str(cell)] for cell in wanted}
+
+
+def _end_line(path: Path) -> None:
+    """Ends the last line of a file, which a killed run may have left unfinished."""
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        with path.open("a") as file:
+            file.write("\n")

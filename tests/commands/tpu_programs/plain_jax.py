@@ -21,11 +21,14 @@ def attention(query: Array, key: Array, value: Array) -> Array:
     """Causal attention that computes all scores. Several heads of the query may share a head of keys and values."""
     if query.shape[1] != key.shape[1]:
         key, value = (jnp.repeat(item, query.shape[1] // key.shape[1], 1) for item in (key, value))
-    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) / math.sqrt(query.shape[-1])
     length = query.shape[-2]
-    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
-    weights = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(query.dtype)
-    return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), _scores(query, key), -jnp.inf)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1).astype(query.dtype), value)
+
+
+def _scores(query: Array, key: Array) -> Array:
+    """Returns the scores in float32, the precision in which eager mode computes them."""
+    return jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32) / math.sqrt(query.shape[-1])
 
 
 def flash(query: Array, key: Array, value: Array) -> Array:
@@ -103,8 +106,7 @@ def bert_base(p: Params, tokens: Array) -> tuple[Array, Array]:
     for number in range(12):
         name = f"bert.encoder.layer.{number}"
         query, key, value = (_split(_linear(p, f"{name}.attention.self.{part}", x), 12) for part in ("query", "key", "value"))
-        scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) / math.sqrt(query.shape[-1])
-        weights = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(x.dtype)
+        weights = jax.nn.softmax(_scores(query, key), -1).astype(x.dtype)
         attended = _linear(p, f"{name}.attention.output.dense", _joined(jnp.einsum("bhqk,bhkd->bhqd", weights, value)))
         x = _layer_norm(p, f"{name}.attention.output.LayerNorm", x + attended, 1e-12)
         hidden = jax.nn.gelu(_linear(p, f"{name}.intermediate.dense", x), approximate=False)

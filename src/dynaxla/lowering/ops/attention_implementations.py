@@ -149,6 +149,13 @@ class Attention:
         key_heads = self.key.shape[1]
         return x if heads == key_heads else lax.reshape(x, (batch, key_heads, heads // key_heads * rows, size))
 
+    def with_repeated_heads(self) -> Attention:
+        """Returns the same attention with a copy of the key head and the value head for each query head."""
+        heads, key_heads = self.query.shape[1], self.key.shape[1]
+        if heads == key_heads:
+            return self
+        return replace(self, key=_repeat_heads(self.key, heads // key_heads), value=_repeat_heads(self.value, heads // key_heads))
+
     def batched_matmul(self, x: Array, y: Array, contracting_dims: tuple[int, int], order: Order = None) -> Array:
         """Returns the matrix product of x and y for each batch and head. Half types are added in float32.
 
@@ -215,6 +222,14 @@ class Attention:
             mask = lax.dynamic_slice_in_dim(mask, first_row, row_count, 2)
         query = lax.dynamic_slice_in_dim(self.query, first_row, row_count, 2)
         return replace(self, query=query, mask=mask, row_block=RowBlock(first_row, self.query.shape[2]))
+
+
+def _repeat_heads(x: Array, count: int) -> Array:
+    """Returns (batch, heads, rows, size) with `count` copies of each head, next to each other."""
+    batch, heads, rows, size = x.shape
+    repeated = lax.broadcast_in_dim(x, (batch, heads, count, rows, size), (0, 1, 3, 4))
+    # The pass `partitionable` would keep the dimension `count`, and XLA:TPU fuses no softmax over arrays of rank 5.
+    return lax.optimization_barrier(lax.reshape(repeated, (batch, heads * count, rows, size)))
 
 
 Results = tuple[Array, ...]
@@ -504,9 +519,10 @@ def _supports_fused_softmax(problem: AttentionProblem) -> bool:
 def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     """Attention in which a row whose scores are all -inf gives NaN, not zeros. Without a mask, only an overflow gives such scores.
 
-    Replacing the NaN by zeros would take 5.48 instead of 3.72 million cycles for a block of GPT-2 (v5e, libtpu 0.0.42).
+    Replacing the NaN by zeros would take 5.48 instead of 3.72 million cycles for a block of GPT-2 (v5e, libtpu 0.0.42). Rows of several
+    heads as rows of one head would take 9.93 instead of 5.16 million cycles for a block of Llama with four query heads to a key head.
     """
-    out, logsumexp, _ = _attend(attention, dropout_p, prng_key)
+    out, logsumexp, _ = _attend(attention.with_repeated_heads(), dropout_p, prng_key)
     return convert(out, attention.query.dtype), logsumexp
 
 

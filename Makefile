@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
 .PHONY: install bench quick test test-all test-newest test-oldest newest report faults conformance conformance-device layouts random-programs python-state number-programs object-turns explore generate device-models stress \
-	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test wheel lint format
+	engines lower-everywhere interop explain-pages gpu-programs tpu-programs gpu gpu-table docs docs-test wheel lint format
 
 install: $(INSTALLED)
 
@@ -116,6 +116,15 @@ gpu-programs: install
 	test -d $(GPU_PLUGIN) || $(VENV)/bin/python -m pip install --no-deps --target $(GPU_PLUGIN) \
 		$(foreach part,pjrt plugin,jax-cuda13-$(part)==$(GPU_PLUGIN:.gpu-programs/plugin-%=%))
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.gpu_programs $(ARGS)
+
+# What XLA makes of models for TPUs, on a machine without one, with docs/benchmarks/tpu-programs.md. It installs libtpu (700 MB on the disk).
+# An hour on a core, and nothing for what is known of the same sources. ARGS=--check fails if a figure has grown; ARGS=--accept makes the
+# figures of today the budgets.
+LIBTPU = $(shell $(VENV)/bin/python -c "from importlib.metadata import requires; print(next(r.split(';')[0].strip() for r in requires('jax') if r.startswith('libtpu')))")
+LIBTPU_FOLDER = .tpu-programs/$(subst .*,,$(subst ==,-,$(LIBTPU)))
+tpu-programs: install
+	test -d $(LIBTPU_FOLDER) || $(VENV)/bin/python -m pip install --no-deps --target $(LIBTPU_FOLDER) '$(LIBTPU)'
+	PYTHONPATH=tests:. $(VENV)/bin/python -m commands.tpu_programs $(ARGS)
 
 # The suite with the newest and with the oldest releases, each in an environment of its own.
 OTHER_PYTHON ?= python3.12

@@ -11,16 +11,18 @@ import jax
 from jax.experimental import topologies
 
 from .. import forks
-from ..errors import ArgumentError, UnsupportedVersion
+from ..errors import ArgumentError, CompilationError, UnsupportedVersion
 from . import clients
 
 PLATFORMS = ("tpu",)
-# What libtpu reads when it is loaded. Without it, libtpu asks the metadata server of Google's cloud, which other machines do not have.
+# Variables that libtpu reads when it is loaded. Without the first four, it asks the metadata server of Google's cloud, which other machines
+# do not have. Without the last one, only one process of a machine can load libtpu at a time.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
@@ -52,6 +54,7 @@ def topology(platform: str, name: str) -> Topology:
     Raises:
         ArgumentError: Another platform, or a name that libtpu does not know.
         UnsupportedVersion: libtpu is not installed, or is too old or too new for the installed jaxlib.
+        CompilationError: libtpu cannot start.
         ForkError: This process was forked from one that has used XLA.
 
     Source: jax.experimental.topologies
@@ -71,6 +74,8 @@ def _tpu_topology(name: str) -> Topology:
                 stack.enter_context(clients.c_environment(variable, value))
             found = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except jax.errors.JaxRuntimeError as error:  # a subclass of RuntimeError
+        if "INVALID_ARGUMENT" not in str(error):
+            raise CompilationError(f"libtpu, TPU's compiler, cannot start: {error}", hint="end other processes that use libtpu") from error
         raise ArgumentError(
             f"{name!r} is no topology of TPUs: {error}", hint='a topology is a kind of TPU and the grid of its chips, such as "v5e:2x2"'
         ) from error

@@ -45,8 +45,13 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
 class Attention(nn.Module):
     """Causal attention of queries, keys and values. Several query heads may share one head of keys and values."""
 
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1])
+        is_grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True, enable_gqa=is_grouped)
 
 
 class Gpt(nn.Module):

@@ -66,6 +66,7 @@ def cells() -> Iterator[Cell]:
         for training in (False, True):
             name = f"{'training' if training else 'inference'}, {' x '.join(map(str, shape))}, {key_heads} heads of keys"
             yield Cell("attention", name, partial(_attention, shape, key_heads, training))
+    yield Cell("attention", "training, 8 x 16 x 1024 x 64, 4 heads of keys, dropout", partial(_dropout, (8, 16, 1024, 64), 4))
     for count in (8, 200):
         yield Cell("AdamW", f"{count} parameters of 512 x 512", partial(_adamw, count))
     yield Cell("decoding", "two layers, a cache of 2048", partial(_decoding, 2048))
@@ -105,6 +106,12 @@ def _attention(shape: tuple[int, ...], key_heads: int, training: bool) -> Figure
     args = [described(tensor) for tensor in tensors]
     found["JAX"] = of_jax(plain_jax.gradient(plain_jax.flash, (0, 1, 2)), args[0], *args) if training else of_jax(plain_jax.flash, *args)
     return found
+
+
+def _dropout(shape: tuple[int, ...], key_heads: int) -> Figures:
+    query = torch.empty(shape, dtype=BF16, requires_grad=True)
+    key, value = (torch.empty(shape[0], key_heads, *shape[2:], dtype=BF16, requires_grad=True) for _ in range(2))
+    return of_model(Attention(dropout=0.1), query, key, value, training=True)
 
 
 @contextlib.contextmanager

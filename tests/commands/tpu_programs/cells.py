@@ -17,7 +17,7 @@ from torch import nn
 import dynaxla
 from benchmarks import generation
 from commands.compiled_programs.budgets import Limits
-from dynaxla.bench.suites import MODELS, BenchCase
+from dynaxla.bench.suites import MODELS, BenchCase, import_package
 from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 from . import plain_jax
@@ -70,6 +70,7 @@ def cells() -> Iterator[Cell]:
     for count in (8, 200):
         yield Cell("AdamW", f"{count} parameters of 512 x 512", partial(_adamw, count))
     yield Cell("decoding", "two layers, a cache of 2048", partial(_decoding, 2048))
+    yield Cell("eight chips", "a script of torch_xla: transformers' GPT-2, fsdp=4, tp=2", _torch_xla_script)
     yield Cell("256 chips", "Megatron MLP", _megatron)
     yield Cell("256 chips", "GPT-2, parameters sharded, tensors parallel", _gpt)
     yield Cell("256 chips", "ResNet50, data parallel", _resnet)
@@ -139,6 +140,20 @@ def _decoding(length: int) -> Figures:
     return of_model(model, *[item.to(BF16) for item in generation.tokens(1, torch.Generator().manual_seed(0))])
 
 
+def _torch_xla_script() -> Figures:
+    """The script of tests/docs/test_torch_xla_script.py with the real sizes of GPT-2, as a compiled step on a virtual mesh."""
+    transformers = import_package("transformers")
+    dynaxla.device.enable()
+    mesh = Mesh((4, 2), ("fsdp", "tp"), virtual=True)
+    specs = {
+        "*c_attn.weight": ("fsdp", "tp"), "*c_fc.weight": ("fsdp", "tp"), "*c_proj.weight": ("tp", "fsdp"), "*wte.weight": ("tp", "fsdp"),
+    }  # fmt: skip
+    # 50304 tokens: a multiple of the number of devices.
+    model = shard_module(transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50304)).to(BF16), mesh, specs)
+    tokens = mark_sharding(torch.zeros(16, 1024, dtype=torch.int64, device="jax"), mesh, ("fsdp",))
+    return _training(model, lambda: model(tokens, labels=tokens).loss, torch.optim.AdamW(model.parameters()), "v5e:2x4")
+
+
 def _megatron() -> Figures:
     dynaxla.device.enable()
     mesh = Mesh((32, 8), ("data", "model"), virtual=True)
@@ -180,7 +195,7 @@ def _resnet() -> Figures:
     return _training(model, loss, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
-def _training(model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> Figures:
+def _training(model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, topology: str = CHIPS) -> Figures:
     model.train()
 
     def step() -> Any:
@@ -190,4 +205,4 @@ def _training(model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: tor
         optimizer.zero_grad()
         return found.detach()
 
-    return of_step(step, CHIPS)
+    return of_step(step, topology)

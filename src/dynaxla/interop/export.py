@@ -29,10 +29,10 @@ from ..lowering import dtypes
 from ..lowering.checks import Checks
 from ..lowering.eager import PORTABLE
 from ..lowering.function import Function
-from ..lowering.graphs import describe_inputs, user_line
+from ..lowering.graphs import user_line
 from ..lowering.interpreter import Interpreter, inner_graphs, to_numpy, with_effects
 from ..lowering.registry import registry
-from ..lowering.tpu.uncompilable_ops import is_uncompilable
+from ..lowering.tpu.uncompilable_ops import is_uncompilable, uncompilable
 from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
 
@@ -328,13 +328,7 @@ class _Exporter:
         for node in [node for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes if node.op == "call_function"]:
             for platform in platforms:
                 if is_uncompilable(node, platform):
-                    raise UnsupportedOp(
-                        f"XLA cannot compile it for the platform {platform!r}",
-                        op=str(node.target),
-                        inputs=describe_inputs(node),
-                        where=user_line(node),
-                        hint=f"leave {platform!r} out of platforms",
-                    )
+                    raise uncompilable(node, platform)
 
     def _input_spec(self, position: int, name: str) -> ArraySpec:
         spec = self.function.specs[position]

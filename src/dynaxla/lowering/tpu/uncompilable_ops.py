@@ -18,8 +18,9 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ...errors import UnsupportedOp
 from ...torch_ops import aten
-from ..graphs import is_result_used
+from ..graphs import describe_inputs, is_result_used, user_line
 
 _BY_LU = frozenset([
     aten.linalg_lu_factor_ex.default, aten.linalg_lu.default, aten._linalg_solve_ex.default, aten.linalg_inv_ex.default,
@@ -50,3 +51,14 @@ def is_uncompilable(node: Node, platform: str) -> bool:
     """True if XLA does not compile a node's lowering for a platform."""
     check = _UNCOMPILABLE.get(platform)
     return check is not None and check(node)
+
+
+def uncompilable(node: Node, platform: str) -> UnsupportedOp:
+    """Returns the error for a node whose lowering XLA does not compile for a platform, in a function for several platforms."""
+    return UnsupportedOp(
+        f"XLA cannot compile it for the platform {platform!r}",
+        op=str(node.target),
+        inputs=describe_inputs(node),
+        where=user_line(node),
+        hint=f"choose other platforms than {platform!r}",
+    )

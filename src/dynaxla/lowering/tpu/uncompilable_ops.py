@@ -4,7 +4,8 @@ The ops have lowerings, but the compiler ends the process, or refuses to compile
 a compiled graph is split around them, and torch's kernels compute them on the CPU. The list was found with libtpu 0.0.42 for v5e. For all
 other ops, XLA emulates float64.
 
-complex128        the compiler ends the process at absolute values and quotients, and refuses Fourier transforms
+complex128        the compiler ends the process at conversions from other dtypes, absolute values and quotients, and refuses Fourier
+                  transforms. The exponential of a complex64 matrix is computed in complex128
 SVD with vectors  the compiler ends the process for float32 while JAX's 64-bit types are enabled, as in all of dynaxla's programs; the
                   pseudoinverse needs such an SVD
 LU in float64     "Only F32 and C64 types are implemented in LuDecomposition"
@@ -37,6 +38,8 @@ def _on_tpu(node: Node) -> bool:
     dtypes = _dtypes([node, *node.all_input_nodes])
     if torch.complex128 in dtypes:
         return True
+    if node.target is aten.linalg_matrix_exp.default:
+        return torch.complex64 in dtypes
     if node.target is aten._linalg_svd.default:
         return is_result_used(node, 0) or is_result_used(node, 2)
     if node.target is aten.linalg_pinv.atol_rtol_tensor:

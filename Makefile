@@ -105,7 +105,9 @@ engines: install
 stress: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.stress $(ARGS)
 
-# Models and PyTorch's database of operators, lowered for GPUs and TPUs that are not there, e.g. make lower-everywhere ARGS="--match linalg"
+# Models and PyTorch's database of operators, lowered for GPUs and TPUs that are not there, e.g. make lower-everywhere ARGS="--match linalg".
+# ARGS=--compile=tpu also compiles them for a TPU, with the libtpu that make tpu-programs installs, or with another: ARGS="--compile tpu --libtpu
+# FOLDER", where FOLDER has libtpu/libtpu.so. It goes on where it was stopped.
 lower-everywhere: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.lower_everywhere $(ARGS)
 

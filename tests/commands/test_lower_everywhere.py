@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,13 +15,15 @@ import pytest
 import torch
 
 from cases.conformance.trial import quiet
-from commands.lower_everywhere import trial
+from commands.lower_everywhere import expected, tpu_compiler, trial
 from commands.lower_everywhere.__main__ import chosen
 from commands.lower_everywhere.__main__ import main as command
 from commands.lower_everywhere.capture import of_function
 from commands.lower_everywhere.cases import PLATFORMS, Case, cases
-from commands.lower_everywhere.expected import CANNOT
+from commands.lower_everywhere.expected import ABORTS, CANNOT, COMPILING, LOWERING
 from commands.lower_everywhere.lower import DEVICES, calls, moved, stablehlo
+from commands.lower_everywhere.trial import Outcome
+from commands.tpu_programs import libtpu
 from dynaxla.errors import UnsupportedOp
 
 SEED, PART, GROUPS = 0, 20, 8
@@ -81,8 +86,8 @@ def test_a_call_of_another_platform_is_found(platform: str, monkeypatch: pytest.
     def leaking(x: jax.Array) -> jax.Array:
         return jax.ffi.ffi_call("lapack_sgesdd_ffi", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    program = jax.jit(leaking).trace(jax.ShapeDtypeStruct((2,), "float32")).lower(lowering_platforms=(platform,)).as_text()
-    monkeypatch.setattr(trial, "stablehlo", lambda graph, platform: program)
+    program = jax.jit(leaking).trace(jax.ShapeDtypeStruct((2,), "float32")).lower(lowering_platforms=(platform,))
+    monkeypatch.setattr(trial, "lowered", lambda graph, platform, device: program)
     case = Case("op", "sin", "float32")
     assert trial.faults(case) == [f"{case} for {name} calls lapack_sgesdd_ffi" for name in PLATFORMS]
 
@@ -98,3 +103,91 @@ def test_the_list_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["--match", "^op/(sin|nonzero)/float32"]) == 0
     assert "2 cases in" in capsys.readouterr().out
+
+
+# Compilation for TPUs. libtpu is not part of the suite: programs are compiled for the CPU, or by a stub.
+
+SIN = Case("op", "sin", "float32")
+
+
+def test_a_case_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX compiles for the platform of the device, and lowers for the same one."""
+    lowered = trial.lowered
+    monkeypatch.setitem(DEVICES, "cpu", torch.device("cpu"))
+    monkeypatch.setattr(trial, "lowered", lambda graph, platform, device: lowered(graph, "cpu", device))
+    assert trial.outcome(SIN, "tpu", jax.devices("cpu")[0]) == Outcome()
+
+
+def test_what_the_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("UNIMPLEMENTED:\n sines")
+
+    monkeypatch.setattr(trial, "lowered", lambda *_: types.SimpleNamespace(as_text=lambda: "custom_call @Qr(%1)", compile=refuse))
+    assert trial.outcome(SIN, "tpu") == Outcome(calls=("Qr",)), "it is lowered only"
+    assert trial.outcome(SIN, "tpu", jax.devices("cpu")[0]) == Outcome(COMPILING, "RuntimeError: UNIMPLEMENTED: sines", ("Qr",))
+
+
+@pytest.mark.parametrize("kind", [LOWERING, COMPILING, ABORTS])
+def test_the_lists_of_compilation_are_strict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Outcome(kind, "its message")
+    assert trial.fault(SIN, "tpu", failed, is_compiled=True) == f"{SIN} for tpu {kind}: its message"
+    reasons = {LOWERING: expected.CANNOT_ON, COMPILING: expected.NOT_COMPILED, ABORTS: expected.ENDS}[kind]
+    monkeypatch.setitem(reasons["tpu"], "sin/float32", "its reason")
+    assert trial.fault(SIN, "tpu", failed, is_compiled=True) == ""
+    assert "take it off the list of expected.py, which says: its reason" in trial.fault(SIN, "tpu", Outcome(), is_compiled=True)
+    assert trial.fault(SIN, "cuda", Outcome()) == ""
+    assert trial.fault(Case("op", "sin", "bfloat16"), "tpu", Outcome(), is_compiled=True) == ""
+    assert bool(trial.fault(SIN, "tpu", Outcome())) == (kind == LOWERING), "a case that is not compiled cannot fail to be"
+    other = LOWERING if kind != LOWERING else ABORTS
+    assert trial.fault(SIN, "tpu", Outcome(other, "another message"), is_compiled=True).endswith("another message")
+
+
+def test_expected_failures_are_of_cases_that_exist() -> None:
+    names = {case.name for case in cases()} | {f"{case.name}/{case.dtype}" for case in cases()}
+    lists = [CANNOT, *expected.CANNOT_ON.values(), *expected.NOT_COMPILED.values(), *expected.ENDS.values()]
+    assert [name for reasons in lists for name in reasons if name not in names] == []
+
+
+STUB = """
+import json, os, sys
+path, *names = sys.argv[1:]
+for name in names:
+    if name == "op/cos/float32":
+        for line in ("E1129 15:53:26.6 24855 a.cc:1] this", "F1129 15:53:26.6   24855 shape.h:843] Check failed: p ", "    @ 0x7f"):
+            print(line, file=sys.stderr, flush=True)
+        os.abort()
+    with open(path, "a") as file:
+        file.write(json.dumps({"cell": name, "outcomes": {"tpu": {"kind": "", "text": "", "calls": ["Qr"]}}}) + "\\n")
+"""
+
+
+def _libtpu(folder: Path) -> Path:
+    (folder / "libtpu").mkdir()
+    (folder / "libtpu-9.8.dist-info").mkdir()
+    (folder / "libtpu" / "libtpu.so").touch()
+    return folder
+
+
+def test_a_case_that_ends_its_process(tmp_path: Path) -> None:
+    wanted = [Case("op", name, "float32") for name in ("sin", "cos", "tan")]
+    found = list(tpu_compiler.compile_all(wanted, tmp_path / "results" / "r.jsonl", _libtpu(tmp_path), (sys.executable, "-c", STUB)))
+    aborted = Outcome(ABORTS, "its process ended with -6: shape.h:843] Check failed: p")
+    assert found == [
+        (wanted[0], {"tpu": Outcome(calls=("Qr",))}),
+        (wanted[1], {"tpu": aborted}),
+        (wanted[2], {"tpu": Outcome(calls=("Qr",))}),
+    ]
+
+
+def test_libtpu_that_is_not_there_or_does_not_load(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="make tpu-programs"):
+        command(["--match", "^op/sin/float32", "--compile", "tpu", "--libtpu", str(tmp_path), "--results", str(tmp_path / "r.jsonl")])
+    child = (sys.executable, "-c", "raise ValueError('old\\n  hint: get another')")
+    with pytest.raises(libtpu.LibtpuError, match=r"\(1\): ValueError: old hint: get another$"):
+        list(tpu_compiler.compile_all([SIN], tmp_path / "r.jsonl", _libtpu(tmp_path), child))
+
+
+def test_results_are_of_one_libtpu(tmp_path: Path) -> None:
+    path = tpu_compiler.results_file(_libtpu(tmp_path))
+    assert tpu_compiler.results_file(tmp_path) == path
+    assert path.name.startswith("libtpu-9.8-")

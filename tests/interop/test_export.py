@@ -229,6 +229,18 @@ def test_writes_that_would_be_lost_are_refused() -> None:
         dynaxla.export(function, (torch.ones(5),))
 
 
+def test_ops_that_xla_compiles_for_no_tpu_are_refused() -> None:
+    """Also in the graph of a control-flow op: the compiler would end the process that loads the model."""
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.linalg.svd(x).U.contiguous(), lambda x: x + 1, (x,))
+
+    for function in (lambda x: torch.linalg.pinv(x), inner):
+        with pytest.raises(UnsupportedOp, match=r"cannot compile it for the platform 'tpu'(?s:.*)choose other platforms than 'tpu'"):
+            dynaxla.export(function, (torch.eye(3),))
+        assert dynaxla.export(function, (torch.eye(3),), platforms=["cpu"]).manifest.platforms == ("cpu",)
+
+
 def test_wrong_settings_are_told() -> None:
     for settings in ({"platforms": ["gpu"]}, {"platforms": "cpu"}, {"platforms": []}, {"weights": "files"}):
         with pytest.raises(OptionError):

@@ -30,8 +30,9 @@ from ..lowering.checks import Checks
 from ..lowering.eager import PORTABLE
 from ..lowering.function import Function
 from ..lowering.graphs import user_line
-from ..lowering.interpreter import Interpreter, to_numpy, with_effects
+from ..lowering.interpreter import Interpreter, inner_graphs, to_numpy, with_effects
 from ..lowering.registry import registry
+from ..lowering.tpu.uncompilable_ops import is_uncompilable, uncompilable
 from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
 
@@ -286,6 +287,7 @@ class _Exporter:
                 f'weights="constants" for {self.name}, which writes to its buffers {", ".join(self.updates)}',
                 hint='call model.eval(), or give weights="arguments": constants cannot change',
             )
+        self._refuse_uncompilable(platforms)
         names = list(dict.fromkeys([*self.weights.values(), *self.updates]))
         values = {name: to_numpy(self.values[name]) for name in names}
         weights = () if constants else tuple(ArraySpec(name, value.shape, value.dtype.name) for name, value in values.items())
@@ -319,6 +321,14 @@ class _Exporter:
             made_with={name: importlib.metadata.version(name) for name in ("dynaxla", "torch", "jax")},
         )
         return ExportedModel(manifest, exported.mlir_module_serialized, {} if constants else values)
+
+    def _refuse_uncompilable(self, platforms: tuple[str, ...]) -> None:
+        """Raises UnsupportedOp for an op that XLA does not compile for one of the platforms. The compiler might end the user's process."""
+        module = self.program.graph_module
+        for node in [node for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes if node.op == "call_function"]:
+            for platform in platforms:
+                if is_uncompilable(node, platform):
+                    raise uncompilable(node, platform)
 
     def _input_spec(self, position: int, name: str) -> ArraySpec:
         spec = self.function.specs[position]

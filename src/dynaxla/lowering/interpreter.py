@@ -5,6 +5,7 @@ For an op without a lowering, the traced program calls torch's own kernel (fallb
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from .context import Context
 from .cpu import faster_kernels, weight_orders
 from .cpu.materialize import in_memory
 from .cpu.shared_values import shared_values
+from .eager import PORTABLE
 from .graphs import FOR_CHECKS, describe_inputs, line_scope, user_line
 from .keyed_random import draw_keyed, keyed, operands, random_key, single_op_graph
 from .metadata import TensorSpec
@@ -37,7 +39,8 @@ from .promotion import casting_as
 from .registry import Registry, Rule
 from .registry import registry as default_registry
 from .symbolic_numbers import FUNCTIONS
-from .tpu.uncompilable_ops import is_uncompilable
+from .tpu.refusals import marked
+from .tpu.uncompilable_ops import is_uncompilable, uncompilable
 
 with_effects = torch.ops.higher_order.with_effects
 
@@ -149,7 +152,8 @@ class Interpreter:
                 elif node.target is keyed:
                     steps.append(self._keyed_step(node, self._registry))
                 elif rule is not None or is_plain_python(node):
-                    steps.append(_step(node, rule, self.kernels))
+                    step = _step(node, rule, self.kernels)
+                    steps.append(_refused_on_tpu(step) if self.platform == PORTABLE and is_uncompilable(node, "tpu") else step)
                 elif self.kernels:
                     steps.append(_Step(node, None, list(node.args), dict(node.kwargs), fallback_reason="it has no lowering"))
                 else:
@@ -486,6 +490,20 @@ def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
 
 def _reduce(function: Callable[[Any, Any], Any], *args: Any) -> Any:
     return functools.reduce(function, args)
+
+
+def _refused_on_tpu(step: _Step) -> _Step:
+    """Returns a step whose program raises UnsupportedOp if JAX lowers it for a TPU."""
+    function, refusal = step.function, uncompilable(step.node, "tpu")
+    assert function is not None
+
+    def mark(leaf: Any) -> Any:
+        return marked(leaf, refusal) if isinstance(leaf, jax.Array) else leaf
+
+    def on_others(*args: Any, **kwargs: Any) -> Any:
+        return function(*[mark(arg) for arg in args], **{name: mark(arg) for name, arg in kwargs.items()})
+
+    return dataclasses.replace(step, function=on_others)
 
 
 def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,12 @@ from .results import Results
 
 
 def compile_all(
-    wanted: Sequence[Any], group_of: Callable[[Any], str], path: Path, command: Sequence[str], environment: Mapping[str, str]
+    wanted: Sequence[Any],
+    group_of: Callable[[Any], str],
+    path: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path | None = None,
 ) -> Results:
     """Returns the results of these cells, known ones included. Each is written to `path` when it is known.
 
@@ -26,6 +32,7 @@ def compile_all(
         path: The file of results.
         command: The command of a process, to which the path and the cells' names are added.
         environment: The environment variables of the processes.
+        log: The file for the standard error of a process, from which the error of a cell at which it dies is taken. None for no file.
     """
     _end_line(path)
     known, died = results.load(path), {}
@@ -33,15 +40,34 @@ def compile_all(
         names = [str(cell) for cell in cells]
         while names:
             started = time.monotonic()
-            status = subprocess.run([*command, str(path), *names], env=environment).returncode
+            status = call([*command, str(path), *names], environment, log)
             known = results.load(path)
             left = [name for name in names if name not in known]
             print(f"{name}: {len(names) - len(left)} of {len(names)} in {time.monotonic() - started:.0f} seconds", flush=True)
             if left:
-                died[left[0]] = {"error": f"its process ended with {status}", "seconds": 0.0}
+                reason = f": {last_words(log.read_text())}" if log is not None else ""
+                died[left[0]] = {"error": f"its process ended with {status}{reason}", "seconds": 0.0}
             names = left[1:]
     known |= died
     return {str(cell): known[str(cell)] for cell in wanted}
+
+
+def call(command: Sequence[str], environment: Mapping[str, str], log: Path | None = None) -> int:
+    """Runs a command, and returns its exit status. Its standard error replaces the contents of the file `log`, if one is given."""
+    if log is None:
+        return subprocess.run(command, env=environment).returncode
+    with log.open("w") as errors:
+        return subprocess.run(command, env=environment, stderr=errors).returncode
+
+
+# The lines with which C++ code ends its process, without date and thread, and with which it reports a signal.
+_FATAL = re.compile(r"^(?:F\d{4} \S+ +\d+ |\*\*\* (?=SIG))(.*?) *$", re.MULTILINE)
+
+
+def last_words(log: str) -> str:
+    """Returns the message with which C++ code ended a process; else the last line, with the indented lines of a Python error after it."""
+    fatal = _FATAL.findall(log)
+    return (fatal[0] if fatal else " ".join(re.split(r"\n(?=\S)", log.strip())[-1].split()))[:300]
 
 
 def _end_line(path: Path) -> None:

@@ -16,11 +16,15 @@ Results = dict[str, dict[str, Any]]
 
 
 @functools.cache
-def code(*folders: Path) -> str:
-    """Returns a hash of all that determines the figures: dynaxla's sources, the files in `folders`, and the versions of torch and jax."""
+def code(*sources: Path) -> str:
+    """Returns a hash of all that determines the figures: dynaxla's sources, the files in `sources`, and the versions of torch and jax.
+
+    Args:
+        sources: Folders and files.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    for folder in (Path(dynaxla.__file__).parent, Path(__file__).parent, *folders):
-        for path in sorted(folder.rglob("*")):
+    for source in (Path(dynaxla.__file__).parent, Path(__file__).parent, *sources):
+        for path in [source] if source.is_file() else sorted(source.rglob("*")):
             if path.suffix in (".py", ".cpp"):
                 digest.update(path.read_bytes())
     for name in ("torch", "jax", "jaxlib"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,11 @@ def of_function(function: Callable[..., Any], args: Sequence[Any], platform: str
 
 
 def _of_op(case: Case, platform: str) -> list[GraphModule]:
-    call = next(trials(Entry("op_db", case.name, case.dtype, "samples"))).call
+    """The graphs of the first sample whose tensors have elements; of the first one if there is none."""
+    samples = trials(Entry("op_db", case.name, case.dtype, "samples"))
+    first = next(samples)
+    with_elements = (trial for trial in itertools.chain([first], samples) if all(x.numel() for x in trial.call.tensors))
+    call = next(with_elements, first).call
     return of_function(call.python_function(), call.tensors, platform)
 
 

@@ -1,8 +1,11 @@
-"""Which functions a program may call on a platform, and which cases cannot be lowered there."""
+"""Which functions a program may call on a platform, and which cases cannot be lowered or compiled there."""
 
 from __future__ import annotations
 
 from .cases import Case
+
+# The kinds of failures.
+LOWERING, COMPILING, ABORTS = "cannot be lowered", "cannot be compiled", "aborts"
 
 # JAX's own: cuSOLVER's factorizations, and what XLA's compiler for TPUs has.
 CALLS: dict[str, frozenset[str]] = {
@@ -22,6 +25,7 @@ _JITERATOR = "torch compiles it for GPUs alone, and does not even make it here"
 _EIG = "XLA has no eigenvalues of a matrix that is not symmetric on other platforms than the CPU: torch's kernel computes them"
 _LDL = "XLA has no LDL factorization: torch's kernel makes it"
 _CHUNKED = "an op of torch.nn's own without a lowering: torch's kernel computes it"
+_SVD = "it needs an SVD with vectors, at which XLA's compiler for TPUs would end the process"
 
 # By name in the database; on both platforms, in every dtype.
 CANNOT: dict[str, str] = {
@@ -61,6 +65,35 @@ CANNOT: dict[str, str] = {
 }
 
 
-def reason(case: Case) -> str:
-    """Why a case cannot be lowered; "" if it can."""
-    return CANNOT.get(case.name, "") if case.kind == "op" else ""
+# On one platform, in every dtype: what dynaxla refuses there by name (is_uncompilable).
+CANNOT_ON: dict[str, dict[str, str]] = {
+    "tpu": {
+        "cdouble": "complex128: XLA's compiler for TPUs would end the process",
+        "linalg.pinv": _SVD,
+        "linalg.pinv.singular": _SVD,
+        "linalg.svd": _SVD,
+        "pca_lowrank": _SVD,
+        "pinverse": _SVD,
+        "svd": _SVD,
+        "svd_lowrank": _SVD,
+    }
+}
+
+# What XLA's compiler for TPUs refuses, and where it ends the process; by name, or by name and dtype as in "sin/bfloat16".
+NOT_COMPILED: dict[str, dict[str, str]] = {"tpu": {}}
+ENDS: dict[str, dict[str, str]] = {"tpu": {}}
+
+
+def expectation(case: Case, platform: str) -> tuple[str, str]:
+    """What fails, and why; ("", "") if nothing does."""
+    if case.kind == "op":
+        lists = (
+            (LOWERING, CANNOT | CANNOT_ON.get(platform, {})),
+            (COMPILING, NOT_COMPILED.get(platform, {})),
+            (ABORTS, ENDS.get(platform, {})),
+        )
+        for kind, reasons in lists:
+            for key in (case.name, f"{case.name}/{case.dtype}"):
+                if key in reasons:
+                    return kind, reasons[key]
+    return "", ""

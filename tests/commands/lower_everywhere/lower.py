@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import SingleDeviceSharding
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -41,20 +42,32 @@ def _device(value: Any, device: torch.device) -> Any:
     return device if isinstance(value, torch.device) and value.type == "cpu" else value
 
 
-def stablehlo(module: GraphModule, platform: str) -> str:
-    """The program's text. Raises: UnsupportedOp, LoweringError; what JAX raises for what it cannot lower for the platform."""
+def lowered(module: GraphModule, platform: str, device: jax.Device | None = None) -> jax.stages.Lowered:
+    """The program as StableHLO.
+
+    Args:
+        device: The device that it can be compiled for; None if it will not be compiled.
+
+    Raises: UnsupportedOp, LoweringError; what JAX raises for what it cannot lower for the platform.
+    """
     interpreter = Interpreter(moved(module, DEVICES[platform]), platform, kernels=False)
     function = Function(
         interpreter, settings=Settings.current(platform), choose=lambda implementations, problem: implementations.choose(problem, {})
     )
+    sharding = None if device is None else SingleDeviceSharding(device)
 
     def program(key: jax.Array, arrays: list[jax.Array]) -> Results:
         return function(arrays, jax.random.wrap_key_data(key, impl="threefry2x32"))
 
     with jax.enable_x64(True):
-        key = jax.ShapeDtypeStruct((2,), "uint32")
-        arrays = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in function.specs.values()]
-        return jax.jit(program, keep_unused=True).trace(key, arrays).lower(lowering_platforms=(platform,)).as_text()
+        key = jax.ShapeDtypeStruct((2,), "uint32", sharding=sharding)
+        arrays = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype, sharding=sharding) for spec in function.specs.values()]
+        return jax.jit(program, keep_unused=True).trace(key, arrays).lower(lowering_platforms=(platform,))
+
+
+def stablehlo(module: GraphModule, platform: str) -> str:
+    """The program's text. Raises: as `lowered` does."""
+    return lowered(module, platform).as_text()
 
 
 def calls(text: str) -> set[str]:

@@ -1,35 +1,77 @@
-"""One case on one platform."""
+"""One case on one platform, and whether its outcome is the expected one."""
 
 from __future__ import annotations
 
-import gc
+from dataclasses import dataclass
+
+import jax
 
 from .capture import graphs
 from .cases import PLATFORMS, Case
-from .expected import CALLS, reason
-from .lower import calls, stablehlo
+from .expected import ABORTS, CALLS, COMPILING, LOWERING, expectation
+from .lower import calls, lowered
+
+_CAN = {LOWERING: "can be lowered", COMPILING: "can be compiled", ABORTS: "ends no process"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case on a platform.
+
+    Attributes:
+        kind: What fails: LOWERING, COMPILING or ABORTS; "" if nothing does.
+        text: The error's class and message.
+        calls: The functions that the case's programs call, sorted.
+    """
+
+    kind: str = ""
+    text: str = ""
+    calls: tuple[str, ...] = ()
+
+
+def outcome(case: Case, platform: str, device: jax.Device | None = None) -> Outcome:
+    """Lowers a case, and compiles it.
+
+    Args:
+        device: The device of a topology of the platform to compile for; None to lower only.
+    """
+    try:
+        programs = [lowered(graph, platform, device) for graph in graphs(case, platform)]
+        called = tuple(sorted(set().union(*(calls(program.as_text()) for program in programs))))
+    except Exception as error:
+        return Outcome(LOWERING, _text(error))
+    if device is not None and set(called) <= CALLS[platform]:
+        try:
+            for program in programs:
+                program.compile()
+        except Exception as error:
+            return Outcome(COMPILING, _text(error), called)
+    return Outcome(calls=called)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def faults(case: Case) -> list[str]:
-    """What is wrong, and not expected, on any platform. A case that is expected to fail and does not is wrong too."""
-    found = [_fault(case, platform) for platform in PLATFORMS]
-    if case.kind == "model":
-        gc.collect()
+    """What is wrong with a case that is lowered for all platforms."""
+    found = [fault(case, platform, outcome(case, platform)) for platform in PLATFORMS]
     return [text for text in found if text]
 
 
-def _fault(case: Case, platform: str) -> str:
-    problem, known = why_not(case, platform), reason(case)
-    if known and not problem:
-        return f"{case} can be lowered for {platform}: take it off the list of expected.py, which says: {known}"
-    return "" if known else problem
+def fault(case: Case, platform: str, found: Outcome, is_compiled: bool = False) -> str:
+    """What is wrong, and not expected, with an outcome; "" if nothing is. A case that is expected to fail and does not is wrong too.
 
-
-def why_not(case: Case, platform: str) -> str:
-    """Why a case cannot be lowered for a platform, or which of its calls do not exist there; "" if all is well."""
-    try:
-        called = set().union(*(calls(stablehlo(graph, platform)) for graph in graphs(case, platform)))
-    except Exception as error:
-        return f"{case} for {platform}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    unknown = sorted(called - CALLS[platform])
+    Args:
+        is_compiled: True if a case that can be lowered was compiled, too.
+    """
+    kind, reason = expectation(case, platform)
+    if kind != LOWERING and not is_compiled:
+        kind = ""
+    if kind and kind != found.kind:
+        other = f" {found.text}" if found.kind else ""
+        return f"{case} {_CAN[kind]} for {platform}: take it off the list of expected.py, which says: {reason}.{other}"
+    if found.kind:
+        return "" if kind else f"{case} for {platform} {found.kind}: {found.text}"
+    unknown = sorted(set(found.calls) - CALLS[platform])
     return f"{case} for {platform} calls {', '.join(unknown)}" if unknown else ""

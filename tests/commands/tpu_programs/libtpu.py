@@ -27,7 +27,7 @@ def folder() -> Path:
 
 def version(libtpu: Path) -> str:
     """Returns the version of the libtpu in a folder."""
-    return next(path.name.split("-")[1] for path in libtpu.glob("libtpu-*.dist-info"))
+    return next(path.name.removesuffix(".dist-info").split("-")[1] for path in libtpu.glob("libtpu-*.dist-info"))
 
 
 def environment(libtpu: Path) -> dict[str, str]:
@@ -37,4 +37,6 @@ def environment(libtpu: Path) -> dict[str, str]:
         raise LibtpuError(f"there is no libtpu in {libtpu}: `make tpu-programs` installs it, or give --libtpu FOLDER")
     paths = [str(TESTS), str(TESTS.parent / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {"TPU_LIBRARY_PATH": str(library), "JAX_PLATFORMS": "cpu", "DYNAXLA_CACHE": "", "PYTHONPATH": os.pathsep.join(paths)}
+    # libtpu refuses to be loaded by two processes at a time, since only one can use a TPU. Here none does.
+    added["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     return {**os.environ, **added, "TPU_MIN_LOG_LEVEL": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -15,6 +15,7 @@ aten = torch.ops.aten
 UNCOMPILABLE = {
     "complex128": Call(aten.mul.Tensor, (torch.ones(2, dtype=torch.complex128), torch.ones(2))),
     "to complex128": Call(aten.complex.default, (torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))),
+    "matrix_exp": Call(aten.linalg_matrix_exp.default, (torch.eye(3, dtype=torch.complex64),)),
     "svd": Call(aten._linalg_svd.default, (torch.eye(3),)),
     "pinv": Call(aten.linalg_pinv.atol_rtol_tensor, (torch.eye(3),)),
     "det": Call(aten._linalg_det.default, (torch.eye(3, dtype=torch.float64),)),
@@ -24,6 +25,7 @@ COMPILABLE = {
     "complex64": Call(aten.mul.Tensor, (torch.ones(2, dtype=torch.complex64), torch.ones(2))),
     "hermitian pinv": Call(aten.linalg_pinv.atol_rtol_tensor, (torch.eye(3),), {"hermitian": True}),
     "det": Call(aten._linalg_det.default, (torch.eye(3),)),
+    "matrix_exp": Call(aten.linalg_matrix_exp.default, (torch.eye(3),)),
 }
 
 

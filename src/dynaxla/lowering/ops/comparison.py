@@ -17,17 +17,9 @@ from ..dtypes import DType
 from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
+from .float_bits import signbit
 
 Function = Callable[..., Array]
-
-
-def signbit(x: Array) -> Array:
-    """True where x is negative, including -0.0 and negative nans."""
-    if dtypes.is_float(x.dtype):
-        x = lax.bitcast_convert_type(x, np.dtype(f"int{x.dtype.itemsize * 8}"))
-    elif dtypes.is_bool(x.dtype):
-        return full_like(x, False)
-    return lax.lt(x, number(0, x.dtype))
 
 
 def is_infinite(x: Array) -> Array:

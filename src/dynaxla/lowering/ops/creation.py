@@ -19,6 +19,7 @@ from ..context import Context
 from ..dtypes import DType
 from ..promotion import broadcast, convert, expand, full_like, number
 from ..registry import lower_table, lowers
+from .float_bits import bitcast
 
 
 def _filled(value: Any, ctx: Context) -> Array:
@@ -353,7 +354,7 @@ def _bitcast(x: Array, dtype: DType) -> Array:
     if old_size < new_size:
         ratio = new_size // old_size
         x = lax.reshape(x, (*x.shape[:-1], x.shape[-1] // ratio, ratio))
-    out = lax.bitcast_convert_type(x, dtype)
+    out = bitcast(x, dtype)
     if old_size > new_size:
         out = lax.reshape(out, (*x.shape[:-1], x.shape[-1] * (old_size // new_size)))
     return out

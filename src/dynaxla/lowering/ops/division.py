@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from jax import Array, lax
-from jax import numpy as jnp
 from torch.fx import Node
 
 from ...torch_ops import aten
@@ -20,6 +19,7 @@ from ..promotion import Promotion, broadcast_shapes, elementwise, full_like, num
 from ..registry import lowers
 from ..symbolic_numbers import as_array, is_symbolic
 from .bounds import refuse_unless
+from .float_bits import copysign
 from .rounding import rounded, truncate
 
 Function = Callable[..., Array]
@@ -98,7 +98,7 @@ def _floor_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rounding
     floored = lax.floor(quotient)
     floored = lax.select(lax.gt(lax.sub(quotient, floored), half), round_to_dtype(lax.add(floored, one)), floored)
     true_quotient = lax.div(x, y)
-    floored = lax.select(lax.eq(quotient, number(0, x.dtype)), jnp.copysign(full_like(x, 0), true_quotient), floored)
+    floored = lax.select(lax.eq(quotient, number(0, x.dtype)), copysign(full_like(x, 0), true_quotient), floored)
     return lax.select(lax.eq(y, number(0, x.dtype)), true_quotient, floored)
 
 

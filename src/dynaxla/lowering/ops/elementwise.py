@@ -24,6 +24,7 @@ from ..promotion import Promotion, broadcast, convert, elementwise, full_like, n
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
+from .float_bits import copysign, frexp, power_of_two
 from .gradients_of_slices import ZEROS, sum_of_slices
 from .rounding import round_half_to_even, truncate
 
@@ -311,12 +312,9 @@ def _move_exponent(x: Array, exponent: Array) -> Array:
     info = np.finfo(x.dtype)
     limit = np.int32(2 * (info.maxexp + info.nmant))
     remaining = lax.clamp(-limit, convert(exponent, np.dtype(np.int32)), limit)
-    integer_dtype = np.dtype(f"int{info.bits}")
     for steps_left in (4, 3, 2, 1):
         step = lax.div(remaining, full_like(remaining, steps_left))
-        biased = lax.add(convert(step, integer_dtype), lax.full(x.shape, info.maxexp - 1, integer_dtype))
-        power = lax.bitcast_convert_type(lax.shift_left(biased, full_like(biased, info.nmant)), x.dtype)
-        x, remaining = lax.mul(x, power), lax.sub(remaining, step)
+        x, remaining = lax.mul(x, power_of_two(step, np.dtype(x.dtype))), lax.sub(remaining, step)
     return x
 
 
@@ -410,7 +408,7 @@ def _log2(x: Array) -> Array:
     """Returns the binary logarithm. It is exact for powers of two, because the exponent is read from the bits of x."""
     if dtypes.is_complex(x.dtype):
         return _scale(lax.log(x), 1 / math.log(2))
-    mantissa, exponent = jnp.frexp(x)
+    mantissa, exponent = frexp(x)
     is_small = lax.lt(mantissa, number(math.sqrt(0.5), x.dtype))
     mantissa = lax.select(is_small, lax.add(mantissa, mantissa), mantissa)
     integer_part = lax.sub(convert(exponent, np.dtype(x.dtype)), convert(is_small, np.dtype(x.dtype)))
@@ -542,8 +540,8 @@ lower_table(
         aten.atanh.default: lax.atanh,
         aten.atan2.default: lax.atan2,
         aten.hypot.default: jnp.hypot,
-        aten.copysign.Tensor: jnp.copysign,
-        aten.copysign.Scalar: jnp.copysign,
+        aten.copysign.Tensor: copysign,
+        aten.copysign.Scalar: copysign,
         aten.logaddexp.default: _log_add_exp,
         aten.logaddexp2.default: jnp.logaddexp2,
         aten.xlogy.Tensor: jax.scipy.special.xlogy,

@@ -21,6 +21,7 @@ from ..dtypes import DType
 from ..promotion import broadcast_shapes, convert, expand, expand_leading, full_like
 from ..registry import lowers
 from .comparison import is_finite, is_nan
+from .float_bits import frexp, power_of_two
 from .indexing import gather
 
 LinAlgError = torch.linalg.LinAlgError
@@ -147,12 +148,12 @@ def linalg_matrix_exp(x: Array) -> Array:
     norm = lax.reduce_max(lax.reduce_sum(lax.abs(wide), (x.ndim - 2,)), (x.ndim - 2,))
     finite = is_finite(norm)
     # For a norm up to 1, the terms after the 20th power are below the rounding error.
-    _, exponent = jnp.frexp(norm)
+    _, exponent = frexp(norm)
     halvings = jnp.where(finite, jnp.maximum(exponent, 0), 0)
     # x is scaled in two steps, as 2**s may overflow.
     first_halvings = halvings // 2
     for shift in (first_halvings, halvings - first_halvings):
-        wide = wide * expand_leading(jnp.ldexp(jnp.ones_like(norm), -shift), x.shape)
+        wide = wide * expand_leading(power_of_two(lax.neg(shift), np.dtype(norm.dtype)), x.shape)
 
     def square(step: Array, result: Array) -> Array:
         return lax.select(expand_leading(step < halvings, x.shape), matmul(result, result), result)

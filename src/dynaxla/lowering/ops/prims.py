@@ -20,7 +20,7 @@ from ..promotion import Promotion, convert, number
 from ..registry import Lowering, lower_table, lowers, registry
 from . import bessel as bessel
 from . import comparison as comparison
-from . import creation, elementwise, linalg_eigen, random, reductions, shape
+from . import creation, elementwise, float_bits, linalg_eigen, random, reductions, shape
 from . import special as special
 
 
@@ -159,7 +159,7 @@ def signbit(x: Array) -> Array:
 
     Dtype:  that of x, as in the graph's metadata, although the prim's own kernel gives bool.
     """
-    return convert(comparison.signbit(x), x.dtype)
+    return convert(float_bits.signbit(x), x.dtype)
 
 
 # Prims that are lowered like an ATen op.

@@ -22,6 +22,7 @@ from ..metadata import TensorSpec
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 from .bounds import refuse_unless
+from .float_bits import nextafter
 from .random import MANTISSA_BITS, Shape, standard_exponential, uniform_numbers, uniform_with_key
 from .scans import running_sum
 
@@ -429,5 +430,5 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     for _ in range(weights.ndim - 1):
         search = jax.vmap(search)
     # drawn * total may round up to the total, for which the search would return an index after the last nonzero weight.
-    largest = expand(lax.nextafter(total, full_like(total, 0)), drawn.shape)
+    largest = expand(nextafter(total, full_like(total, 0)), drawn.shape)
     return convert(search(cumulative, lax.min(lax.mul(drawn, expand(total, drawn.shape)), largest)), np.dtype(np.int64))

@@ -15,6 +15,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from ..promotion import Promotion, convert, elementwise, full_like, number, to_accumulator
 from ..registry import lower_table, lowers
+from . import float_bits
 from .bessel import chebyshev_series
 
 
@@ -145,7 +146,7 @@ lower_table(
         aten.gcd.default: gcd,
         aten.lcm.default: lcm,
         aten.heaviside.default: _heaviside,
-        aten.nextafter.default: lax.nextafter,
+        aten.nextafter.default: float_bits.nextafter,
     },
     promote=Promotion.NO_OPMATH,
 )
@@ -229,8 +230,7 @@ def frexp(x: Array) -> tuple[Array, Array]:
     Dtype:  that of x; int32.
     """
     wide = to_accumulator(x)
-    mantissa, exponent = jax.numpy.frexp(wide)
+    mantissa, exponent = float_bits.frexp(wide)
     is_special = lax.bitwise_or(lax.eq(wide, number(0, wide.dtype)), lax.bitwise_not(lax.is_finite(wide)))
     mantissa = lax.select(is_special, wide, mantissa)
-    exponent = convert(exponent, np.dtype(np.int32))
     return convert(mantissa, np.dtype(x.dtype)), lax.select(is_special, full_like(exponent, 0), exponent)

@@ -50,7 +50,6 @@ ELSEWHERE = {
     ),
     "device/test_models_on_the_device.py": "device/module_moves",
     "device/test_simulated_tpu.py": "passes/joint/saved_views",
-    "sharding/test_marking.py": "runtime/topologies",
     # What processes do together is tested with several of them.
     "many_processes/test_collectives.py": "lowering/ops/collectives training/inplace_collectives",
     "many_processes/test_process_collectives.py": (

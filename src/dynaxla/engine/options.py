@@ -102,7 +102,7 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
     if on_mesh and platform == "cpu":
         options = {**options, **_supported(tuple(_RENDEZVOUS_TIMEOUTS.items()))}
     if settings.deterministic:
-        options = {**options, **_DETERMINISTIC}
+        options = {**options, **_supported(tuple(_DETERMINISTIC.items()))}
     if _VECTOR_WIDTH in options and not _supports_wide_vectors(program.jaxpr):
         return {name: value for name, value in options.items() if name != _VECTOR_WIDTH}
     return options

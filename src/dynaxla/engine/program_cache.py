@@ -152,7 +152,8 @@ class ProgramCache:
                 if executable is not None:
                     self.put(key, executable)
                     return executable
-                queued = _QueuedCompilation(specialised, PendingExecutable(unit.name, unit.eager_graph, specialised.buffers, unit.device))
+                runs_eagerly = PendingExecutable(unit.name, unit.eager_graph, specialised.buffers, unit.device)
+                queued = _QueuedCompilation(specialised, runs_eagerly, 0 if queued is None else queued.requests)
                 self._enqueue(key, queued)
             is_due = self._count_request(key)
             pending = queued.pending

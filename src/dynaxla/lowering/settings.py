@@ -86,7 +86,7 @@ _TPU = {
     "high": Settings(tpu_products=lax.Precision.HIGH),
     "medium": Settings(tpu_products=lax.Precision.DEFAULT),
 }
-_READERS: dict[str, Callable[[], Settings]] = {"cuda": _for_cuda, "tpu": _for_tpu}
+_READERS: dict[str, Callable[[], Settings]] = {"cuda": _for_cuda, "rocm": _for_cuda, "tpu": _for_tpu}
 EXACT = Settings()
 
 

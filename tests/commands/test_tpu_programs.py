@@ -29,6 +29,7 @@ PROGRAM = """HloModule jit_program, entry_computation_layout={(f32[8,4]{1,0})->f
 
 %condition (state.1: (s32[], f32[8,4])) -> pred[] {
   %state.1 = (s32[], f32[8,4]{1,0}) parameter(0)
+  %count = s32[]{:T(128)} constant(5)
   ROOT %less = pred[] fusion(%state.1), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1"}
 }
 
@@ -45,7 +46,7 @@ ENTRY %main (arg: f32[8,4]) -> f32[8,8] {
   %prefetch = (f32[8,4]{1,0:T(8,128)S(1)}, f32[8,4]{1,0}, u32[]) copy-start(%arg)
   %prefetched = f32[8,4]{1,0:T(8,128)S(1)} copy-done(%prefetch)
   %copy.1 = f32[8,4]{0,1:T(8,128)} copy(%prefetched), backend_config={"estimated_cycles":"100"}
-  %while.1 = (s32[], f32[8,4]{1,0}) while(%copy.1), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %while.1 = (s32[], f32[8,4]{1,0}) while(%copy.1), condition=%condition, body=%body
   %kernel = f32[8,4]{1,0} custom-call(%copy.1), custom_call_target="tpu_custom_call"
   %hint = f32[8,4]{1,0} custom-call(%kernel), custom_call_target="AssumeGatherIndicesInBound"
   ROOT %product = f32[8,8]{1,0} fusion(%kernel, %kernel), kind=kOutput, calls=%fused_product, backend_config={"estimated_cycles":"1000"}

@@ -21,6 +21,7 @@ REPLACED = {
     "support/fakes/simulated_gpu.py": "the order of work on a GPU, without one",
     "support/fakes/simulated_cudnn.py": "values of cuDNN's attention, without a GPU",
     "commands/gpu_programs/programs.py": "programs for a GPU, without one: they are compiled and not run",
+    "cases/device/mesh_attention.py": "an attention that is small, and computed as a large one",
     "cases/device/virtual_meshes.py": "a topology of CPU devices, without libtpu",
     "cases/device/simulated_tpu.py": "programs, late checks and donation of a TPU, without one",
     # Chances and races that a test has to bring about.

@@ -25,7 +25,7 @@ from ..errors import CompilationError, OptionError, UnsupportedTensor
 from ..lowering import Interpreter, Settings, SymbolValues
 from ..lowering.asynchronous import groups_in
 from ..lowering.function import Function
-from ..lowering.implementations import RecordingChooser, choose_generic
+from ..lowering.implementations import RecordingChooser, choose_for_mesh
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
@@ -187,7 +187,7 @@ class CompilationUnit:
             return SpecialisedGraph(
                 None, buffers, TraceMetadata(numbers=self.numbers(buffers, symbols, numbers)), settings, symbols, numbers
             )
-        choose = self.choose if buffers.replicated is None else choose_generic
+        choose = self.choose if buffers.replicated is None else choose_for_mesh
         participants = process_networks.Participants.of(self.groups) if self.groups else None
         function = Function(
             interpreter, symbols, numbers, buffers.nodes, buffers.numbers,

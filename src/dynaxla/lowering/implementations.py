@@ -85,6 +85,8 @@ class Implementation(Generic[Problem]):
         preferred: Predicate of problems: the implementation is expected to be faster than those registered after it.
         epilogues: The activations that the implementation can compute together with the op; see epilogue.py.
         is_refusable: True if XLA may refuse to compile the implementation on a machine that lacks a library or a hardware feature.
+        is_partitionable: True if XLA's partitioner can divide the implementation among the devices of a mesh. The last implementation of
+            an op always is.
         registered_by: The module that registered the implementation.
     """
 
@@ -95,6 +97,7 @@ class Implementation(Generic[Problem]):
     preferred: Callable[[Problem], bool]
     epilogues: frozenset[str] = frozenset()
     is_refusable: bool = False
+    is_partitionable: bool = False
     registered_by: str = ""
 
     def can_run(self, problem: Problem) -> bool:
@@ -124,13 +127,14 @@ class Implementations(Generic[Problem]):
         preferred: Callable[[Problem], bool] = lambda _: True,
         epilogues: Iterable[str] = (),
         is_refusable: bool = False,
+        is_partitionable: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Returns a decorator that registers a function as an implementation. The arguments are those of `Implementation`."""
         registered_by = str(sys._getframe(1).f_globals.get("__name__"))
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
             self.by_name[name] = Implementation(
-                name, run, tuple(platforms), supports, preferred, frozenset(epilogues), is_refusable, registered_by
+                name, run, tuple(platforms), supports, preferred, frozenset(epilogues), is_refusable, is_partitionable, registered_by
             )
             return run
 
@@ -195,6 +199,12 @@ def choose_generic(implementations: Implementations[Any], problem: Any) -> Imple
     It uses only JAX's own operations, which can be differentiated and batched.
     """
     return list(implementations.by_name.values())[-1]
+
+
+def choose_for_mesh(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    """Returns an implementation that XLA's partitioner can divide among the devices of a mesh."""
+    available = [item for item in implementations.by_name.values() if item.is_partitionable and item.can_run(problem)]
+    return next((item for item in available if item.preferred(problem)), choose_generic(implementations, problem))
 
 
 class RecordingChooser:

@@ -3,14 +3,18 @@ cannot take from one sharding to another, and the test looks at that."""
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from torch import nn
 
 from dynaxla import sharding
+from dynaxla.lowering.ops import attention_implementations
 from dynaxla.sharding import Mesh, mark_sharding
 
 from .on_meshes import spec_of
 from .running import MODES, array_of, compile_anew
+from .simulated_tpu import on_tpu
 
 MESH = Mesh((2, 4), ("fsdp", "tp"))
 # The batch is larger than the axis that it is sharded along: a dimension of batch and heads could not be sharded along both axes.
@@ -69,3 +73,26 @@ def check_a_product_for_each_head() -> None:
         torch.testing.assert_close(found.cpu(), expected[1:] if found.shape[0] < LENGTH else expected)
     compiled = compile_anew(lambda x, y: torch.bmm(x, y).sum((0, 1)))
     torch.testing.assert_close(compiled(*given).cpu(), (x.flatten(0, 1) @ y.flatten(0, 1)).sum((0, 1)), rtol=1e-4, atol=1e-5)
+
+
+def check_long_attention_is_computed_in_blocks_on_a_tpu() -> None:
+    """Each device computes the scores of blocks of rows of its own heads, and nothing moves."""
+    long = 40
+    for key_heads in (HEADS, HEADS // 2):
+        host = [torch.randn(BATCH, count, long, WIDTH, requires_grad=True) for count in (HEADS, key_heads, key_heads)]
+
+        def function(*operands: torch.Tensor, is_grouped: bool = key_heads < HEADS) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(*operands, is_causal=True, enable_gqa=is_grouped)
+
+        expected = function(*host)
+        expected.square().sum().backward()
+        axis = "tp" if key_heads == HEADS else None
+        given = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", axis)).requires_grad_() for x in host]
+        with on_tpu() as texts, mock.patch.multiple(attention_implementations, _LARGE_SCORES_BYTES=0, _BLOCK_BYTES=0):
+            compiled = compile_anew(function)
+            result = compiled(*given)
+            result.square().sum().backward()
+        assert all("stablehlo.while" in text and f"{long}x{long}x" not in text for text in texts)
+        torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+        for x, y in zip(given, host, strict=True):
+            torch.testing.assert_close(x.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)

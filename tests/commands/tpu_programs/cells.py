@@ -22,7 +22,7 @@ from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 from . import plain_jax
 from .blocks import Attention, Gpt, LlamaBlock
-from .programs import Figures, described, of_jax, of_model, of_step, parameters
+from .programs import Figures, described, of_call, of_jax, of_model, of_step, parameters
 
 BUDGETS = Path(__file__).with_name("budgets.json")
 LIMITS = Limits(counts=("copies", "float32_products", "instructions"), sizes=("cycles", "memory_mib"))
@@ -70,6 +70,7 @@ def cells() -> Iterator[Cell]:
     for count in (8, 200):
         yield Cell("AdamW", f"{count} parameters of 512 x 512", partial(_adamw, count))
     yield Cell("decoding", "two layers, a cache of 2048", partial(_decoding, 2048))
+    yield Cell("eight chips", "attention, training, 4 x 16 x 4096 x 64, batch and heads sharded", _sharded_attention)
     yield Cell("eight chips", "a script of torch_xla: transformers' GPT-2, fsdp=4, tp=2", _torch_xla_script)
     yield Cell("256 chips", "Megatron MLP", _megatron)
     yield Cell("256 chips", "GPT-2, parameters sharded, tensors parallel", _gpt)
@@ -138,6 +139,20 @@ def _adamw(count: int) -> Figures:
 def _decoding(length: int) -> Figures:
     model = generation.decoder(length, layers=2).to(BF16)
     return of_model(model, *[item.to(BF16) for item in generation.tokens(1, torch.Generator().manual_seed(0))])
+
+
+def _sharded_attention() -> Figures:
+    dynaxla.device.enable()
+    mesh = Mesh((2, 4), ("data", "model"), virtual=True)
+    tensors = [torch.empty(4, 16, 4096, 64, dtype=BF16, device="jax") for _ in range(3)]
+    operands = [mark_sharding(tensor, mesh, ("data", "model")).requires_grad_() for tensor in tensors]
+    compiled = torch.compile(Attention(), backend="dynaxla", fullgraph=True, dynamic=False)
+
+    def call() -> None:
+        result = compiled(*operands)
+        result.backward(torch.empty_like(result))
+
+    return of_call(call, "v5e:2x4")
 
 
 def _torch_xla_script() -> Figures:

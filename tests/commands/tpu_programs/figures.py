@@ -9,7 +9,8 @@ from typing import Any
 from commands.compiled_programs.hlo import Instruction, Module
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONSTANT = re.compile(r"^[su]\d+\[\]\S* constant\((\d+)\)")
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _BODY = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OPERANDS = re.compile(r"%([\w.\-]+)")
@@ -27,7 +28,8 @@ def figures(text: str, memory: Any, costs: Any) -> dict[str, Any]:
         costs: XLA's cost analysis.
 
     Returns:
-        cycles: the compiler's estimate; the body of a loop counts as often as it runs, kernels written in Pallas do not count.
+        cycles: the compiler's estimate; a loop counts as often as the largest constant of its condition says, and kernels written in Pallas
+            do not count.
         instructions: those of the entry computation, without those that do no work.
         copies: the copies among them, asynchronous ones included.
         float32_products: the products and convolutions of two float32 operands.
@@ -63,9 +65,15 @@ def _cycles(module: Module, computation: list[Instruction]) -> int:
             names = _BODY.findall(item.line)
             if branches := _BRANCHES.search(item.line):
                 names += _OPERANDS.findall(branches[1])
-            trips = _TRIPS.search(item.line)
-            total += (int(trips[1]) if trips else 1) * sum(_cycles(module, module.computations[name]) for name in names)
+            total += _trips(module, item) * sum(_cycles(module, module.computations[name]) for name in names)
     return total
+
+
+def _trips(module: Module, instruction: Instruction) -> int:
+    """Returns the number of iterations of a loop over a counter; 1 for other instructions."""
+    condition = _CONDITION.search(instruction.line)
+    items = module.computations[condition[1]] if condition else []
+    return max([1, *(int(found[1]) for item in items if (found := _CONSTANT.match(item.line)))])
 
 
 def _float32_products(computation: list[Instruction]) -> int:

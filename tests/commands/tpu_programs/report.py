@@ -20,7 +20,8 @@ Written by `make tpu-programs`: torch {torch}, jax {jax}, libtpu {libtpu}, compi
 v5e:16x16, on a machine without a TPU. Nothing was run, so there are no times. Figures are of one chip. *JAX* is the same computation
 written plainly in JAX (`tests/commands/tpu_programs/plain_jax.py`), with JAX's own flash attention where dynaxla uses a kernel.
 
-- *cycles*: the compiler's estimate in thousands. Kernels written in Pallas and communication do not count.
+- *cycles*: the compiler's estimate in thousands. A loop counts as often as the largest constant of its condition says. Kernels written in
+  Pallas and communication do not count.
 - *memory*: MiB of temporary memory. *arguments*: MiB of inputs and weights.
 - *GB*: 10^9 bytes read and written, as XLA estimates.
 - *instructions*: those of the entry computation that do work. *copies*: the copies in main memory among them.

@@ -47,6 +47,7 @@ class AttentionProblem:
         has_dropout: True if weights are dropped.
         wants_mask_gradient: True if the gradient of the mask is needed.
         platform: JAX's name of the platform.
+        devices: the number of devices of the mesh on which the program runs; 1 without a mesh.
     """
 
     query: Operand
@@ -58,6 +59,7 @@ class AttentionProblem:
     has_dropout: bool
     wants_mask_gradient: bool
     platform: str
+    devices: int = 1
 
     @property
     def fused_settings(self) -> fused_attention.AttentionSettings:
@@ -109,7 +111,10 @@ class Attention:
         """Returns the problem for which an implementation is chosen."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
         mask = None if self.mask is None else Operand(self._unexpanded_sizes(2), self.mask.dtype)
-        return AttentionProblem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
+        devices = 1 if self.ctx.replicated is None else self.ctx.replicated.mesh.size
+        return AttentionProblem(
+            query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform, devices
+        )
 
     def _unexpanded_sizes(self, count: int) -> tuple[int, ...]:
         """Returns the shape of the result of `unexpanded_mask`."""
@@ -398,8 +403,9 @@ def _prefers_blocks(problem: AttentionProblem) -> bool:
 
 
 def _row_bytes(problem: AttentionProblem) -> int:
-    """Bytes of the scores of one row, over all batches and heads."""
-    return math.prod(problem.query.shape[:2]) * problem.key.shape[2] * dtypes.accumulator(problem.query.dtype).itemsize
+    """Bytes of the scores of one row, over all batches and heads. On a mesh, these are divided among all devices."""
+    size = math.prod(problem.query.shape[:2]) * problem.key.shape[2] * dtypes.accumulator(problem.query.dtype).itemsize
+    return max(1, size // problem.devices)
 
 
 def _block_rows(problem: AttentionProblem) -> int:
@@ -428,7 +434,7 @@ def _for_each_block(problem: AttentionProblem, step: Callable[[Results, Array, i
 
 
 @ATTENTION.implementation("blocks", platforms=["cuda"], supports=_supports_blocks, preferred=_prefers_blocks)
-@ATTENTION.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large)
+@ATTENTION.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large, is_partitionable=True)
 def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     attention = replace(attention, mask=attention.unexpanded_mask(4))
     block_implementation = next(item for item in map(ATTENTION.by_name.__getitem__, _BLOCK_IMPLEMENTATIONS) if item.can_run(problem))
@@ -554,7 +560,7 @@ def _gradients_by_pallas(
 
 
 @ATTENTION_GRADIENT.implementation("blocks", platforms=["cuda"], supports=_supports_blocks, preferred=_prefers_blocks)
-@ATTENTION_GRADIENT.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large)
+@ATTENTION_GRADIENT.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large, is_partitionable=True)
 def _gradients_by_blocks(
     problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> Gradients:

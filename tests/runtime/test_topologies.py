@@ -8,6 +8,8 @@ import os
 import pytest
 
 from dynaxla.errors import ArgumentError, UnsupportedVersion
+from dynaxla.lowering.ops import sharding_constraints
+from dynaxla.runtime import meshes
 from dynaxla.runtime.topologies import topology
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ
@@ -31,3 +33,16 @@ def test_names() -> None:
     assert len(topology("tpu", "v5e:2x2").devices) == 4
     with pytest.raises(ArgumentError, match="'v9:2x2' is no topology of TPUs"):
         topology("tpu", "v9:2x2")
+
+
+@pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
+@pytest.mark.parametrize("sizes", [(256,), (16, 16), (64, 4), (2, 8, 16)], ids=str)
+def test_meshes_over_a_topology(sizes: tuple[int, ...]) -> None:
+    """A mesh may divide the grid of the chips in any way."""
+    chips = topology("tpu", "v5e:16x16")
+    names = tuple("abc"[: len(sizes)])
+    with meshes.compile_only(chips):
+        found = meshes.for_compilation(sharding_constraints.sharding_of(sizes, names, range(-256, 0), [*names]))
+    assert found is not None
+    assert found.mesh.devices.shape == sizes
+    assert set(found.mesh.devices.flat) == set(chips.devices)

@@ -103,7 +103,7 @@ def _mesh_over(target: Topology | None, mesh: Mesh) -> Mesh:
             hint="create a virtual mesh with as many devices as the topology has, or choose another topology",
         )
     else:
-        devices = mesh_utils.create_device_mesh(mesh.devices.shape, list(target.devices))
+        devices = mesh_utils.create_device_mesh(mesh.devices.shape, list(target.devices), allow_split_physical_axes=True)
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 

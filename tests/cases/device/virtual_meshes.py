@@ -54,6 +54,19 @@ def check_a_step_does_not_run() -> None:
     assert not torch.equal(next(model.parameters()).detach().cpu(), before[0])
 
 
+def check_max_pooling_moves_nothing() -> None:
+    """Each device pools its part of the batch, forward and backward."""
+    model = shard_module(nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(4 * 4 * 4, 5)), MESH, {})
+    x = mark_sharding(torch.randn(64, 3, 9, 9).to("jax"), MESH, ("data",))
+
+    @dynaxla.compile_step
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    found = sharding.report(step, run=False)
+    assert {item.kind for item in found.collectives} == {"all-reduce"}, found
+
+
 def check_both_passes() -> None:
     """What the forward pass keeps is planned for the backward pass as XLA has laid it."""
     model, x = _model(), mark_sharding(torch.randn(64, 64).to("jax"), MESH, ("data",))

@@ -195,7 +195,7 @@ def _has_few_taps(problem: MaxPoolGradient) -> bool:
     return math.prod(windows.kernel for windows in problem.dims) <= MOST_TAPS
 
 
-@MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps)
+@MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps, is_partitionable=True)
 def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
     """Sums, for each element of the input, the gradients of the windows that have their maximum there, tap by tap.
 

@@ -521,6 +521,7 @@ def _trace_graph(
     input_slots = tuple(index for index, metadata in enumerate(slots) if metadata.shape is not None)
     written_slots = tuple(dict.fromkeys(operand.slot for operand in targets))
     checks: list[tuple[type[Exception], str]] = []
+    omitted: list[int] = []  # the results that the op's output_mask leaves out, although torch's meta function returns tensors for them
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
         """The program, with the inputs and results of `OpProgram`. A first call without numbers fills `number_trace.scalar_inputs`."""
@@ -531,8 +532,9 @@ def _trace_graph(
         result_values = iter(results.outputs)
         outputs = [None if node is None else next(result_values) for node in nodes]
         _write_targets(specialization, slot_arrays, outputs)
-        new_values = zip(outputs, new_outputs, strict=True) if new_outputs else ()
-        new_arrays = [_storage_array(value, item) for value, item in new_values if isinstance(item, NewTensor)]
+        new_values = list(zip(outputs, new_outputs, strict=True)) if new_outputs else []
+        omitted[:] = [index for index, (value, item) in enumerate(new_values) if value is None and isinstance(item, NewTensor)]
+        new_arrays = [_storage_array(value, item) for value, item in new_values if value is not None and isinstance(item, NewTensor)]
         checks[:] = [(check.error, check.message) for check in results.checks]
         code = [Check.first_failed(results.checks)] if results.checks else []
         return [*(slot_arrays[slot] for slot in written_slots), *new_arrays, *code]
@@ -556,6 +558,7 @@ def _trace_graph(
     if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - first_number:
         number_trace.inspect()
     variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))
+    new_outputs = tuple(None if index in omitted else item for index, item in enumerate(new_outputs))
     return OpProgram(traced, input_slots, function.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
 
 

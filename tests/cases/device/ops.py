@@ -494,3 +494,24 @@ def check_ops_that_write_to_lists_or_beside_their_result() -> None:
             for name, value in optimizers[0].state[other].items():
                 torch.testing.assert_close(optimizers[1].state[one][name].cpu(), value)
     assert metrics.snapshot().get("device_fallbacks", 0) == before
+
+
+def check_layers_of_inputs_without_gradients() -> None:
+    """torch's meta functions return a gradient of the input, although the op's output_mask leaves it out."""
+    for make, shape in (
+        (lambda: nn.BatchNorm1d(4), (6, 4)),
+        (lambda: nn.BatchNorm2d(4).eval(), (2, 4, 3, 3)),
+        (lambda: nn.InstanceNorm2d(4, affine=True), (2, 4, 3, 3)),
+        (lambda: nn.GroupNorm(2, 4), (2, 4, 3, 3)),
+        (lambda: nn.LayerNorm(4), (6, 4)),
+        (lambda: nn.Conv2d(4, 4, 3), (2, 4, 3, 3)),
+    ):
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(shape)
+        for device in ("cpu", "jax"):
+            model.zero_grad()
+            model.to(device)(x.to(device)).square().sum().backward()
+            found = [parameter.grad.cpu() for parameter in model.parameters()]
+            if device == "cpu":
+                expected = found
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

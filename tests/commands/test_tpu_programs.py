@@ -75,7 +75,7 @@ def test_cells_and_budgets() -> None:
     assert len(names) == len(set(names))
     assert sum(name.startswith("resnet18: ") for name in names) == 6
     kept = budgets.load(BUDGETS)
-    assert set(kept) == set(names)
+    assert set(kept) <= set(names)
     assert list(LIMITS.exceeded(kept, kept)) == []
     assert "JAX" in kept["GPT block: training, 8 x 1024 x 768"]["programs"]
 

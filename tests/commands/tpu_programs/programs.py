@@ -72,7 +72,7 @@ def of_model(model: nn.Module, *args: torch.Tensor, training: bool = False) -> F
 def of_step(step: Callable[[], Any], name: str = CHIP) -> Figures:
     """Returns the figures of a training step, which is recorded and does not run."""
     torch._dynamo.reset()
-    compiled = dynaxla.compile_step(step)
+    compiled = dynaxla.compile_step(step, fullgraph=True)  # a step that cannot be recorded would run, with all its memory
     assert isinstance(compiled, CompiledStep)
     return of_call(compiled.call_as_program, name)
 

@@ -99,7 +99,8 @@ def test_a_machine_without_libtpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "by_hand", "width"), [(GptBlock, plain_jax.gpt_block, 768), (LlamaBlock, plain_jax.llama_block, 1024)], ids=str
+    ("block", "by_hand", "width"),
+    [pytest.param(GptBlock, plain_jax.gpt_block, 768, id="gpt"), pytest.param(LlamaBlock, plain_jax.llama_block, 1024, id="llama")],
 )
 def test_blocks_in_jax_compute_the_same(block: Any, by_hand: Any, width: int) -> None:
     """The references of the figures are the same mathematics."""

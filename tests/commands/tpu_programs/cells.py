@@ -186,7 +186,7 @@ def _gpt() -> Figures:
     dynaxla.device.enable()
     mesh = Mesh((64, 4), ("data", "model"), virtual=True)
     specs = {
-        "*.weight": ("data",),
+        "tokens.weight": ("model", "data"), "positions.weight": (None, "data"),
         "*.qkv.weight": ("model", "data"), "*.out.weight": ("data", "model"),
         "*.up.weight": ("model", "data"), "*.down.weight": ("data", "model"),
         "*.qkv.bias": ("model",), "*.up.bias": ("model",),

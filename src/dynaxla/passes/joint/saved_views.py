@@ -90,9 +90,10 @@ class _PartitionedGraph:
         """Saves a value in the shape in which the backward graph reads it, if that is always the same shape."""
         placeholder = self._placeholders[node.name]
         uses = list(placeholder.users)
-        if not all(use.target in _RESHAPES and use.args[1:] == uses[0].args[1:] and len(use.all_input_nodes) == 1 for use in uses):
+        shape = uses[0].args[1:] if uses else ()
+        if not uses or not all(use.target in _RESHAPES and use.args[1:] == shape and len(use.all_input_nodes) == 1 for use in uses):
             return
-        reshape = next((user for user in node.users if user.target in _RESHAPES and user.args[1:] == uses[0].args[1:]), None)
+        reshape = next((user for user in node.users if user.target in _RESHAPES and user.args[1:] == shape), None)
         if reshape is None or reshape in self._results:
             return
         self._replace(node, reshape, lambda placeholder: placeholder)

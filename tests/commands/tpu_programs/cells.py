@@ -164,7 +164,7 @@ def _torch_xla_script() -> Figures:
         "*c_attn.weight": ("fsdp", "tp"), "*c_fc.weight": ("fsdp", "tp"), "*c_proj.weight": ("tp", "fsdp"), "*wte.weight": ("tp", "fsdp"),
     }  # fmt: skip
     # 50304 tokens: a multiple of the number of devices.
-    model = shard_module(transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50304)).to(BF16), mesh, specs)
+    model = shard_module(transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50304, use_cache=False)).to(BF16), mesh, specs)
     tokens = mark_sharding(torch.zeros(16, 1024, dtype=torch.int64, device="jax"), mesh, ("fsdp",))
 
     def loss() -> torch.Tensor:

@@ -165,7 +165,7 @@ def _torch_xla_script() -> Figures:
     }  # fmt: skip
     # 50304 tokens: a multiple of the number of devices.
     model = shard_module(transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50304, use_cache=False)).to(BF16), mesh, specs)
-    tokens = mark_sharding(torch.zeros(16, 1024, dtype=torch.int64, device="jax"), mesh, ("fsdp",))
+    tokens = mark_sharding(torch.zeros(8, 512, dtype=torch.int64, device="jax"), mesh, ("fsdp",))
 
     def loss() -> torch.Tensor:
         return nn.functional.cross_entropy(model(tokens).logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
@@ -195,7 +195,8 @@ def _gpt() -> Figures:
     tokens, targets = (mark_sharding(torch.zeros(128, 1024, dtype=torch.int64, device="jax"), mesh, ("data",)) for _ in range(2))
 
     def loss() -> torch.Tensor:
-        return nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+        logits = mark_sharding(model(tokens), mesh, ("data", None, "model"))
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     return _training(model, loss, torch.optim.AdamW(model.parameters()))
 

@@ -1,4 +1,4 @@
-"""What an optimized program consists of, from its text."""
+"""Parses the text of an optimized program into computations and instructions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Module:
 
     @property
     def launched(self) -> list[Instruction]:
-        """What the entry computation launches: fusions, custom calls, copies, loops. Those of a plain call are launched one by one."""
+        """The instructions that a run launches: fusions, custom calls, copies, loops, and those of called computations."""
         return self._launched(self.entry)
 
     def _launched(self, computation: list[Instruction]) -> list[Instruction]:
@@ -97,7 +97,7 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _after_type(text: str) -> str:
-    """What follows the result's type, which is a word or a tuple in parentheses."""
+    """Returns the text after the result's type, which is a word or a tuple in parentheses."""
     if not text.startswith("("):
         return text.partition(" ")[2]
     depth = 0

@@ -1,4 +1,4 @@
-"""What is lowered: models, forward and backward, and one sample of each operator."""
+"""The cases: models, forward and backward, and one sample of each operator."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ ENDS: dict[str, dict[str, str]] = {"tpu": {}}
 
 
 def expectation(case: Case, platform: str) -> tuple[str, str]:
-    """What fails, and why; ("", "") if nothing does."""
+    """Returns the kind and the reason of the expected failure of a case; ("", "") if it is expected to pass."""
     if case.kind == "op":
         lists = (
             (LOWERING, CANNOT | CANNOT_ON.get(platform, {})),

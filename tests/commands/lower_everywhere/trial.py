@@ -16,7 +16,7 @@ _CAN = {LOWERING: "can be lowered", COMPILING: "can be compiled", ABORTS: "ends 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case on a platform.
+    """The outcome of a case on a platform.
 
     Attributes:
         kind: What fails: LOWERING, COMPILING or ABORTS; "" if nothing does.
@@ -54,13 +54,13 @@ def _text(error: Exception) -> str:
 
 
 def faults(case: Case) -> list[str]:
-    """What is wrong with a case that is lowered for all platforms."""
+    """Returns the faults of a case that is lowered for all platforms."""
     found = [fault(case, platform, outcome(case, platform)) for platform in PLATFORMS]
     return [text for text in found if text]
 
 
 def fault(case: Case, platform: str, found: Outcome, is_compiled: bool = False) -> str:
-    """What is wrong, and not expected, with an outcome; "" if nothing is. A case that is expected to fail and does not is wrong too.
+    """Returns the fault of an unexpected outcome; "" for an expected one. A case that should fail and passes is a fault, too.
 
     Args:
         is_compiled: True if a case that can be lowered was compiled, too.

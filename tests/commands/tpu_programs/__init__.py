@@ -1,4 +1,4 @@
-"""What XLA makes of models for TPUs, on a machine without one: `python -m commands.tpu_programs --help`.
+"""Compiles models for TPUs on a machine without one, and reports the programs: `python -m commands.tpu_programs --help`.
 
 libtpu has XLA's compiler for TPUs, which needs no TPU. What is compiled cannot run: the compiler estimates cycles, and plans memory.
 

@@ -1,4 +1,4 @@
-"""What is compiled. A cell is a group and a name; the cells of a group share a child process, except for the programs of many chips."""
+"""The cells, each of which is one compilation. The cells of a group share a child process."""
 
 from __future__ import annotations
 

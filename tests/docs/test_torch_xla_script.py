@@ -45,7 +45,7 @@ for _ in range(4):
         optimizer.step()
     print("loss", loss.item())
 """
-# What the page names: torch_xla's code, and what replaces it.
+# The replacements that the page names, by torch_xla's code.
 CHANGES = {
     "import torch_xla\n": "import dynaxla\n\ndynaxla.device.enable()\n",
     "import torch_xla.distributed.spmd as xs\n": "",

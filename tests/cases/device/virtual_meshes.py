@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from unittest import mock
 
@@ -141,6 +142,23 @@ def check_a_topology_for_one_device() -> None:
     with pytest.raises(ArgumentError, match="platform 'cuda'"):
         sharding.report(compiled, x, run=False, platform="cuda", topology="h100:8")
     torch.testing.assert_close(compiled(x).cpu(), x.cpu() @ x.cpu().T)
+
+
+def check_a_precision_has_a_program_for_a_topology() -> None:
+    """TorchDynamo guards the setting, so no program for TPUs outlives a change."""
+    topology = dataclasses.replace(stand_in_topology(4), platform="tpu")
+    x = torch.randn(8, 8, device="jax")
+    compiled = torch.compile(lambda x: x @ x, backend="dynaxla")
+    with mock.patch.object(topologies, "topology", return_value=topology), recorded_runs() as runs:
+        try:
+            for precision in ("highest", "medium", "highest"):
+                torch.set_float32_matmul_precision(precision)
+                sharding.report(compiled, x, run=False, topology=topology.name)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    highest, medium, again = [run.program for run in runs]
+    assert highest is again
+    assert medium is not highest
 
 
 def stand_in_topology(count: int) -> topologies.Topology:

@@ -79,7 +79,7 @@ CANNOT_ON: dict[str, dict[str, str]] = {
     }
 }
 
-# What XLA's compiler for TPUs refuses, and where it ends the process; by name, or by name and dtype as in "sin/bfloat16".
+# The ops that XLA's compiler for TPUs refuses, and those at which it ends the process: the reasons, by name or as in "sin/bfloat16".
 NOT_COMPILED: dict[str, dict[str, str]] = {"tpu": {}}
 ENDS: dict[str, dict[str, str]] = {"tpu": {}}
 

@@ -1,7 +1,8 @@
-"""Checkpointed regions in a compiled step: what is computed again has the random numbers of the first time."""
+"""Checkpointed regions in a compiled step: random numbers, state that a region reads, effects."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 
 import pytest
@@ -89,3 +90,39 @@ def test_recording_leaves_the_generator_alone() -> None:
     with pytest.raises(KeyError):
         dynaxla.compile_step(step, fullgraph=True)()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_state_that_only_a_region_reads(reentrant: bool) -> None:
+    w, settings = torch.nn.Parameter(torch.ones(8)), types.SimpleNamespace(scale=1.0)
+
+    def region(w: torch.Tensor) -> torch.Tensor:
+        return w * settings.scale
+
+    def step() -> torch.Tensor:
+        w.grad = None
+        result = checkpoint(region, w, use_reentrant=reentrant)
+        result.sum().backward()
+        return result.detach()
+
+    compiled = dynaxla.compile_step(step, fullgraph=True)
+    for scale in (1.0, 1.0, 1.0, 3.0, 3.0):
+        settings.scale = scale
+        torch.testing.assert_close(compiled(), torch.full((8,), scale))
+        torch.testing.assert_close(w.grad, torch.full((8,), scale))
+
+
+def test_a_region_that_prints() -> None:
+    w = torch.nn.Parameter(torch.ones(8))
+
+    def region(w: torch.Tensor) -> torch.Tensor:
+        print("region")
+        return w * 2
+
+    def step() -> torch.Tensor:
+        w.grad = None
+        checkpoint(region, w, use_reentrant=False).sum().backward()
+        return w.grad.sum()
+
+    with pytest.raises(dynaxla.errors.CaptureError, match=r"builtins\.print at .*, in region"):
+        dynaxla.compile_step(step, fullgraph=True)()

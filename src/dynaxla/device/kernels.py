@@ -6,13 +6,14 @@ Most ops use one general kernel, `eager_mode.kernel`. This module has kernels of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
 
 from ..runtime import meshes, private
+from ..runtime.guards import is_not_observed
 from ..runtime.layout import row_major
 from ..torch_ops import aten
 from ..training import fused_steps
@@ -424,20 +425,25 @@ def register() -> None:
     _libraries[:] = [aten_library, dynaxla_library, all_libraries]  # torch removes the kernels of a library that is freed
     private.register_own_libraries(aten_library, dynaxla_library, all_libraries)
     for op, function in _KERNELS.items():
-        aten_library.impl(op, private.skipped_by_dynamo(function), private.PRIVATEUSE1_KEY)
+        aten_library.impl(op, _kernel(function), private.PRIVATEUSE1_KEY)
     for op in {*_GENERAL_KERNEL_OPS, *private.ops_with_kernel(_STRUCTURED_KERNELS)} - _KERNELS.keys():
         aten_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
         dynaxla_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
     for key in ("Conjugate", "Negative"):  # torch's own kernel would resolve the bit by a copy, which is this op again
         aten_library.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
-    aten_library.impl(aten._pin_memory.default, private.skipped_by_dynamo(pin_memory), "CPU")
+    aten_library.impl(aten._pin_memory.default, _kernel(pin_memory), "CPU")
     all_libraries.fallback(torch.library.fallthrough_kernel, private.PRIVATEUSE1_AUTOCAST_KEY)
     autocasting.register(aten_library)
     aten_library.impl(aten._fused_sdp_choice.default, choose_attention, private.PRIVATEUSE1_KEY)
     for key in (private.PRIVATEUSE1_KEY, private.PRIVATEUSE1_AUTOGRAD_KEY):
         aten_library.impl(aten.scaled_dot_product_attention.default, attention, key)
-    all_libraries.fallback(private.skipped_by_dynamo(eager_mode.kernel), private.PRIVATEUSE1_KEY)
+    all_libraries.fallback(_kernel(eager_mode.kernel), private.PRIVATEUSE1_KEY)
+
+
+def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function as a kernel for torch. TorchDynamo does not compile it, and observations ignore it."""
+    return private.skipped_by_dynamo(is_not_observed(function))
 
 
 def _general_kernel(op: Any) -> Any:
@@ -446,4 +452,4 @@ def _general_kernel(op: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return eager_mode.kernel(op, *args, **kwargs)
 
-    return private.skipped_by_dynamo(kernel)
+    return _kernel(kernel)

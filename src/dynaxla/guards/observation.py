@@ -13,7 +13,7 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime import private
+from ..runtime.guards import unobserved_code
 from .code_names import ExecutedCode, names_of
 from .pure_functions import constructor_effect_of, effect_of
 from .torch_state import global_state
@@ -88,16 +90,16 @@ def observe(
     kwargs: Mapping[str, Any],
     *,
     refuse: bool = False,
-    ignore: Collection[types.CodeType] = (),
 ) -> tuple[Any, Observation]:
     """Runs a function in this thread, including its backward passes, and observes it. The thread's profile function is restored.
+
+    Calls of `runtime.guards.unobserved_code`, and code inside these calls, are not observed.
 
     Args:
         function: the function.
         args: its positional arguments.
         kwargs: its keyword arguments.
         refuse: True to stop the function before its first detected effect.
-        ignore: code objects. Neither calls of this code nor the code inside these calls are observed.
 
     Returns:
         The function's result, and the observation.
@@ -106,7 +108,7 @@ def observe(
         Refused: the function was stopped before an effect.
         Exception: any exception of the function.
     """
-    observer = _Observer(refuse, ignore)
+    observer = _Observer(refuse)
     before = global_state()
     with torch.autograd.set_multithreading_enabled(False):
         result = observer.run(function, args, kwargs)
@@ -114,7 +116,7 @@ def observe(
 
 
 class _Observer:
-    def __init__(self, refuse: bool, ignore: Collection[types.CodeType]) -> None:
+    def __init__(self, refuse: bool) -> None:
         self._refuse = refuse
         # torch calls these two functions at the first op on DTensors, only to query loggers. A call that logs a message is
         # different: `logging` itself calls `isEnabledFor`.
@@ -124,7 +126,7 @@ class _Observer:
         collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
         self._gc_callbacks = frozenset(map(id, collecting))
         self._collects = False
-        self._ignored = frozenset(map(id, [*ignore, *collecting]))
+        self._ignored = frozenset(map(id, [*unobserved_code, *private.op_lookup_codes(), *collecting]))
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
         self._within_torch: dict[int, bool] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from .private import Fast
 # A getter is a function without arguments, given as the name of its module and the attribute path: ("torch", ("cuda", "current_device")).
 Getter = tuple[str, tuple[str, ...]]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ArgumentCheck:
@@ -71,13 +73,22 @@ def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
 CAN_GUARD_RESULTS = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
-# Classes whose `__call__` guards all global state that it reads, by `guard_on_result`. The value is the code object of `__call__`.
-self_guarding: dict[type, CodeType] = {}
+# Code that is not the user's but runs during the user's functions. Observations ignore it, and all code that it calls.
+unobserved_code: set[CodeType] = set()
+# Classes whose `__call__` guards all global state that it reads, by `guard_on_result`.
+self_guarding: set[type] = set()
+
+
+def is_not_observed(function: F) -> F:
+    """Decorator: registers a function's code in `unobserved_code`, not that of wrappers, which other functions may share."""
+    unobserved_code.add(inspect.unwrap(function).__code__)
+    return function
 
 
 def guards_its_state(cls: type[T]) -> type[T]:
-    """Decorator: registers a class in `self_guarding`."""
-    self_guarding[cls] = cls.__call__.__code__
+    """Decorator: registers a class in `self_guarding`. Its `__call__` is not observed."""
+    self_guarding.add(cls)
+    is_not_observed(cls.__call__)
     return cls
 
 

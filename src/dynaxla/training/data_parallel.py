@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..runtime import private
+from ..runtime.guards import is_not_observed
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -67,6 +68,7 @@ class _GradientAverager:
         for handle in self._handles:
             handle.remove()
 
+    @is_not_observed
     def _add_ready(self, _: torch.Tensor, *, index: int) -> None:
         if not self._module.require_backward_grad_sync:
             return
@@ -74,6 +76,7 @@ class _GradientAverager:
             private.call_after_backward(self._end_backward)
         self._ready.add(index)
 
+    @is_not_observed
     def _end_backward(self) -> None:
         missing = [name for index, (name, _) in enumerate(self._parameters) if index not in self._ready]
         self._ready.clear()
@@ -99,13 +102,10 @@ def _average_gradients(parameters: list[torch.nn.Parameter], group: Any) -> None
                 gradient.copy_(functional.wait_tensor(total))
 
 
+@is_not_observed
 def _broadcast_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
     """Broadcasts the buffers of rank 0 to all processes, as DistributedDataParallel does before a forward pass."""
     functional = torch.ops._c10d_functional
     with torch.no_grad():
         for buffer in buffers:
             buffer.copy_(functional.wait_tensor(functional.broadcast(buffer, 0, group.group_name)))
-
-
-# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
-IGNORED_CODE = (_GradientAverager._add_ready.__code__, _GradientAverager._end_backward.__code__, _broadcast_buffers.__code__)

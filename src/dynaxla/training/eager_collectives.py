@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..guards.dispatch import has_own_dispatch
 from ..lowering.asynchronous import COLLECTIVES
 from ..lowering.ops import collectives
+from ..runtime.guards import is_not_observed
 from . import inplace_collectives
 from .parallel_modules import ParallelModules
 
@@ -37,6 +38,7 @@ def program_collectives(modules: ParallelModules) -> Iterator[None]:
 
 
 class _CollectivesMode(TorchDispatchMode):
+    @is_not_observed
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(map(has_own_dispatch, types)):
             return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
@@ -48,7 +50,3 @@ class _CollectivesMode(TorchDispatchMode):
         if isinstance(op, torch._ops.OpOverload) and op._schema.name in COLLECTIVES:
             return collectives.run_eagerly(op, args, kwargs or {})
         return op(*args, **(kwargs or {}))
-
-
-# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
-IGNORED_CODE = (_CollectivesMode.__torch_dispatch__.__code__,)

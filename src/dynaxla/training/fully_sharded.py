@@ -19,6 +19,7 @@ import torch
 
 from ..runtime import private
 from ..runtime import private_fsdp as fsdp
+from ..runtime.guards import is_not_observed
 
 modules_among = fsdp.fsdp_modules
 prepare = fsdp.prepare
@@ -304,6 +305,7 @@ class _Unsharded(torch.autograd.Function):
         return None, None, None, None
 
 
+@is_not_observed
 def _with_grad_fn(group: _ParameterGroup, needed: Sequence[bool], unsharded: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Returns unsharded parameters with a `grad_fn` that passes their gradients to the group, for one backward pass."""
     with torch.enable_grad():
@@ -311,12 +313,12 @@ def _with_grad_fn(group: _ParameterGroup, needed: Sequence[bool], unsharded: Seq
         return found
 
 
+@is_not_observed
 def _register_hook(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor.register_hook(function)
 
 
-# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
-IGNORED_CODE = (_with_grad_fn.__code__, _register_hook.__code__, private.call_after_backward.__code__)
+is_not_observed(private.call_after_backward)
 # A differentiable input of `_Unsharded`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 

@@ -67,7 +67,3 @@ class ParallelModules:
         """Inside the context, the modules use functional collectives. `prepare` must have been called, and `why_not` must be ""."""
         with data_parallel.functional_averages(self.averaged), fully_sharded.functional_collectives(self.sharded):
             yield
-
-
-# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
-IGNORED_CODE = (*data_parallel.IGNORED_CODE, *fully_sharded.IGNORED_CODE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,11 +34,12 @@ from ..guards.shared_memory import is_foreign
 from ..guards.torch_state import without_cached_casts
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
+from ..runtime.guards import is_not_observed
 from ..runtime.number_tracer import Formula, formula_of
 from ..runtime.private import storage_id
 from ..torch_ops import aten
 from ..user_frames import location_of
-from . import inplace_collectives, parallel_modules, traced_numbers, tracked_arrays
+from . import inplace_collectives, traced_numbers, tracked_arrays
 from .draws import Draws, depends_on_values, is_random_draw, is_same, preserve_rng_state
 from .fused_steps import FusedStep, fused_step
 from .local_shards import with_local_tensors
@@ -477,6 +477,7 @@ class _RecordingMode(TorchDispatchMode):
         super().__init__()
         self._recorder = recorder
 
+    @is_not_observed
     def __torch_dispatch__(self, op: Any, kinds: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(has_own_dispatch(kind) and not issubclass(kind, FakeTensor) for kind in kinds):
             local = with_local_tensors(args, kwargs or {}) if fused_step(op) is not None else None
@@ -536,12 +537,5 @@ def _tensor_from_array(function: Any, array: np.ndarray[Any, Any], *, requires_g
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-_IGNORED_CODE = (
-    *(_RecordingMode.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, TracedNumbers.stand_in.__code__),
-    *(InKernelFakeMode.__enter__.__code__, InKernelFakeMode.__exit__.__code__),
-)
-
-
-def ignored_code() -> tuple[types.CodeType, ...]:
-    """Returns code that is not the step's own. An observation of the step ignores this code, and all code that this code calls."""
-    return (*_IGNORED_CODE, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
+for _function in (FakeTensorMode.__torch_dispatch__, InKernelFakeMode.__enter__, InKernelFakeMode.__exit__):
+    is_not_observed(_function)

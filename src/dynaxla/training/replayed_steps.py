@@ -25,22 +25,20 @@ from ..guards.slots import ABSENT, Place
 from ..guards.snapshot import FunctionGuards, Number, Snapshot, param_groups
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
-from ..runtime import capture_lock, guards, private
+from ..runtime import capture_lock, guards
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
 from ..runtime.number_tracer import Formula, evaluate
 from . import parallel_modules
-from .eager_collectives import IGNORED_CODE as collectives_code
 from .eager_collectives import program_collectives
 from .parallel_modules import ParallelModules
 from .recorded_graph import RecordedGraph
-from .recorder import Recorder, ignored_code
+from .recorder import Recorder
 from .recording_settings import compiling, replaced_param_groups, without_torch_compile
 from .recordings import Recording, build, numbers_of, object_paths_of, outputs_of
 from .traced_numbers import TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_iterators, refuse_overlapping, refuse_shared_memory
-from .value_reads import IGNORED_CODE as value_reads_code
 from .value_reads import ValueReadDetector
 
 # The maximum number of recordings of one capture. A recording is repeated if it runs new code, or if it reads the value of an input.
@@ -111,14 +109,13 @@ class StepPrograms:
             The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
             code or a new getter was called: then each state needs another call in eager mode.
         """
-        ignored = (*value_reads_code, *collectives_code, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
         with (
             without_torch_compile(),
             self._eager_collectives(args, kwargs),
             guards.collected_getters() as getters,
             ValueReadDetector() as reads,
         ):
-            result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.self_guarding.values()))
+            result, observation = observe(self._function, args, kwargs)
         is_new = self._widen_guards(observation, getters)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
@@ -369,9 +366,7 @@ class StepPrograms:
             _NewCode: the function has run code that no earlier call has run.
         """
         with guards.collected_getters() as getters:
-            result, observation = observe(
-                self._function, args, kwargs, refuse=True, ignore=(*ignored_code(), *guards.self_guarding.values())
-            )
+            result, observation = observe(self._function, args, kwargs, refuse=True)
         if not observation.is_pure:
             raise CaptureError(
                 f"the step does something that a program cannot repeat: {next(iter(observation.effects), 'it changes settings of torch')}"

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import CaptureError
 from ..guards.slots import Place
+from ..runtime.guards import is_not_observed
 from ..runtime.number_tracer import Formula, Input, NumberTrace, NumberTracer, formula_of, inputs_of, value_of
 from .value_reads import in_optimizer
 
@@ -184,6 +185,7 @@ class TracedNumbers(NumberTrace):
         if not abs(number.dynaxla_value) <= limit:
             self.inspect(formula)
 
+    @is_not_observed
     def stand_in(self, number: TracedNumber) -> float:
         """Returns the stand-in of a traced number: a random float, which practically no other number equals."""
         if number.dynaxla_formula not in self._stand_ins:

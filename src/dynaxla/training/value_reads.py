@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import user_frames
 from ..guards.dispatch import has_own_dispatch
+from ..runtime.guards import is_not_observed
 from ..torch_ops import aten
 
 
@@ -78,6 +79,7 @@ class ValueReadDetector:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
 
+    @is_not_observed
     def add(self, name: str) -> None:
         """Adds a read by the function `name`. Reads by torch.optim's own code are ignored."""
         if not self.first and not _is_in_torch_optim():
@@ -101,6 +103,7 @@ class _OpReads(TorchDispatchMode):
         super().__init__()
         self._detector = reads
 
+    @is_not_observed
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(map(has_own_dispatch, types)):
             return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
@@ -134,7 +137,3 @@ def in_optimizer() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
-IGNORED_CODE = (_OpReads.__torch_dispatch__.__code__, ValueReadDetector.add.__code__)

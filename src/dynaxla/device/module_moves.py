@@ -26,7 +26,7 @@ def install() -> None:
         before = {} if torch.__future__.get_overwrite_module_params_on_conversion() else dict(self._parameters)
         result = apply(self, fn, recurse)
         for name, old in before.items():
-            new = self._parameters.get(name)
+            new = self._parameters[name] if name in self._parameters else None  # a ScriptModule's mapping has no `get`
             if old is not None and new is not None and new is not old and (storages.is_jax_tensor(old) or storages.is_jax_tensor(new)):
                 private.swap_values(old, new)
                 self._parameters[name] = old

@@ -36,7 +36,8 @@ def test_casts_to_integers(dtype: torch.dtype) -> None:
     assert_equal(compiled(x), expected)
 
 
-@pytest.mark.sample(usual=1)
+@pytest.mark.quick
+@pytest.mark.sample(usual=1, quick=1)
 @pytest.mark.parametrize("size", [1, 3, 8, 33, 1000])
 def test_casts_agree_with_vectorized_ones(size: int) -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:

@@ -192,6 +192,8 @@ def _gpt() -> Figures:
         "*.qkv.bias": ("model",), "*.up.bias": ("model",),
     }  # fmt: skip
     model = shard_module(Gpt().to(BF16), mesh, specs)
+    # The table is sharded over "data", too. Without this constraint, XLA gathers the batch instead of the parameters.
+    model.tokens.register_forward_hook(lambda _, args, embedded: mark_sharding(embedded, mesh, ("data",)))
     tokens, targets = (mark_sharding(torch.zeros(128, 1024, dtype=torch.int64, device="jax"), mesh, ("data",)) for _ in range(2))
 
     def loss() -> torch.Tensor:

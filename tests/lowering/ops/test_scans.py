@@ -45,6 +45,16 @@ def test_gradients() -> None:
     check_gradients(lambda x: (sums(x), extrema(x), x.logcumsumexp(1), x[0, 0, 0].logcumsumexp(0)), torch.randn(4, 5, 3).mT)
 
 
+@pytest.mark.quick
+def test_results_beyond_the_dtype_of_the_elements() -> None:
+    """Sums and products of integers are int64."""
+    check(
+        lambda *given: [(x.cumsum(0), x.cumprod(0), x.sum(), x.prod()) for x in given],
+        *(torch.full((6,), 100, dtype=dtype) for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)),
+        torch.ones(300, dtype=torch.bool),
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 def test_dtypes(dtype: torch.dtype) -> None:
     x = torch.randint(0, 2, (4, 3, 5)).to(dtype) if not dtype.is_floating_point and not dtype.is_complex else torch.randn(4, 3, 5).to(dtype)

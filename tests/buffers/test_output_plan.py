@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.buffers.output_plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
+from dynaxla.buffers.output_plan import Buffer, Empty, FromBuffer, FromInput, NonTensor, Output, Storages, only_saved, plan_outputs
 from dynaxla.lowering import SymbolValues, TensorSpec
 from dynaxla.runtime.layout import Layout
 
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], list[Any]], torch.Tensor, list[O
     "a transposed result": (lambda x: [(x + 1).t()], X, [FromBuffer(0, (3, 2), (1, 3), 0, F32, CPU)], [(2, 3)]),
     "a repeated one": (lambda x: [(x + 1).expand(4, 2, 3)], X, [FromBuffer(0, (4, 2, 3), (0, 3, 1), 0, F32, CPU)], [(1, 2, 3)]),
     "nothing in it": (lambda x: [(x + 1)[:0]], X, [Empty(TensorSpec((0, 3), (3, 1), F32, CPU))], []),
-    "no tensors": (lambda x: [None, 3, x.shape[0]], X, [Constant(None, None), Constant(None, 3), Constant(None, 2)], []),
+    "no tensors": (lambda x: [None, 3, x.shape[0]], X, [NonTensor(None, None), NonTensor(None, 3), NonTensor(None, 2)], []),
 }
 
 

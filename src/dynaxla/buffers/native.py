@@ -26,7 +26,7 @@ from ..runtime import clients, late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout, row_major
 from .addresses import exporter
 from .arguments import Arguments, Parameter
-from .output_plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
+from .output_plan import Buffer, Empty, FromBuffer, FromInput, NonTensor, Output, Storages, only_saved, plan_outputs
 from .protocol import Buffers, SegmentBuffers
 
 Order = tuple[int, ...]
@@ -116,7 +116,9 @@ class NativeBuffers(Buffers):
             self._arguments.index(position) + first: position for position in open_positions if is_open and position in self._arguments
         }
         self._unpacked: frozenset[int] = frozenset()  # the positions of arguments in the order that XLA has chosen
-        self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
+        self.numbers: Sequence[Node] = [
+            output.node for output in self._outputs if isinstance(output, NonTensor) and output.node is not None
+        ]
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -496,7 +498,7 @@ def _maker(
         is_owner, shared: See `_buffer_maker`.
         strides_may_differ: True if inputs may have other strides than in the graph, as saved tensors may.
     """
-    if isinstance(output, Constant):
+    if isinstance(output, NonTensor):
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
     if isinstance(output, Empty):

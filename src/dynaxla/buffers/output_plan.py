@@ -24,7 +24,7 @@ from ..torch_ops import aten
 
 
 @dataclass(frozen=True)
-class Constant:
+class NonTensor:
     """An output that is not a tensor: None, or a number that is a function of the inputs' sizes.
 
     Attributes:
@@ -99,7 +99,7 @@ class Empty:
     is_neg: bool = False
 
 
-Output = Constant | FromInput | FromBuffer | Empty
+Output = NonTensor | FromInput | FromBuffer | Empty
 
 
 @dataclass(frozen=True)
@@ -212,56 +212,76 @@ def plan_outputs(
 
     Returns: the plan of each output, and the buffers.
     """
-    positions = {node: position for position, node in enumerate(placeholders)}
-    is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
-    buffers: list[Buffer] = []
-    buffer_of: dict[Node, int] = {}
+    plan = _OutputPlan(placeholders, storages, symbols)
+    return [plan.memory_of(node) for node in outputs], plan.buffers
 
-    def buffer(node: Node, offset: int = 0) -> int:
-        if node not in buffer_of:
-            spec = symbols.spec(node.meta["val"])
-            layout = Layout.of(spec.shape, spec.stride)
-            buffer_of[node] = len(buffers)
+
+class _OutputPlan:
+    """The memory of a graph's outputs, planned one after another. The arguments are those of `plan_outputs`.
+
+    Attributes:
+        buffers: The buffers planned so far.
+    """
+
+    def __init__(self, placeholders: Sequence[Node], storages: Storages, symbols: SymbolValues) -> None:
+        self._placeholders, self._storages, self._symbols = placeholders, storages, symbols
+        self._positions = {node: position for position, node in enumerate(placeholders)}
+        self._is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
+        self.buffers: list[Buffer] = []
+        self._buffer_of: dict[Node, int] = {}
+
+    def _buffer(self, node: Node, offset: int = 0) -> int:
+        """Returns the index of the buffer for a node's value, which is planned at the first call."""
+        if node not in self._buffer_of:
             value = node.meta["val"]
-            buffers.append(Buffer(node, spec, layout, not layout.dense or offset > 0, value.is_conj(), value.is_neg(), offset))
-        return buffer_of[node]
+            spec = self._symbols.spec(value)
+            layout = Layout.of(spec.shape, spec.stride)
+            self._buffer_of[node] = len(self.buffers)
+            self.buffers.append(Buffer(node, spec, layout, not layout.dense or offset > 0, value.is_conj(), value.is_neg(), offset))
+        return self._buffer_of[node]
 
-    def memory_of(node: Any) -> Output:
+    def memory_of(self, node: Any) -> Output:
+        """Returns the memory of an output: a node, or a constant."""
         if not isinstance(node, Node):
-            return Constant(None, node)
+            return NonTensor(None, node)
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
-            return Constant(node)
-        spec = symbols.spec(value)
+            return NonTensor(node)
+        spec, shared = self._symbols.spec(value), self._storages.inputs.get(self._storages.of_output[node])
         flags = {"is_conj": value.is_conj(), "is_neg": value.is_neg()}
-        storage = storages.of_output[node]
-        shared = storages.inputs.get(storage)
-        if shared is not None:
-            source = placeholders[shared].meta["val"]
-            if node in positions:
-                return FromInput(positions[node], spec.shape, spec.stride, 0, spec.dtype, True)
-            start = symbols.spec(source).offset * source.element_size()
-            if start % value.element_size() == 0:
-                offset = spec.offset - start // value.element_size()
-                is_detached = is_undeclared_view(node)
-                return FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, detached=is_detached, **flags)
+        if shared is not None and (found := self._in_input(node, value, spec, shared, flags)) is not None:
+            return found
         if 0 in spec.shape:
             return Empty(spec, **flags)
-        first = storages.first_nodes.get(storage, node)
-        layout = Layout.of(spec.shape, spec.stride)
-        is_alone = len(storages.outputs_in[storage]) == 1 and layout.dense
-        first_spec = symbols.spec(first.meta["val"])
-        lost = _lost_offset(first, symbols) if is_dynamic else 0
+        return self._in_buffer(node, spec, shared is not None, flags)
+
+    def _in_input(self, node: Node, value: torch.Tensor, spec: TensorSpec, position: int, flags: dict[str, bool]) -> FromInput | None:
+        """Returns an output in the memory of the input at `position`; None if the output's dtype does not divide the input's offset."""
+        if node in self._positions:
+            return FromInput(self._positions[node], spec.shape, spec.stride, 0, spec.dtype, True)
+        source = self._placeholders[position].meta["val"]
+        start = self._symbols.spec(source).offset * source.element_size()
+        if start % value.element_size():
+            return None
+        offset = spec.offset - start // value.element_size()
+        return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, detached=is_undeclared_view(node), **flags)
+
+    def _in_buffer(self, node: Node, spec: TensorSpec, is_shared: bool, flags: dict[str, bool]) -> FromBuffer:
+        """Returns an output in a buffer: its own, or that of the first node in its storage. `is_shared`: an input has that storage."""
+        storage = self._storages.of_output[node]
+        is_only_output = len(self._storages.outputs_in[storage]) == 1
+        first = self._storages.first_nodes.get(storage, node)
+        first_spec = self._symbols.spec(first.meta["val"])
+        lost = _lost_offset(first, self._symbols) if self._is_dynamic else 0
+        is_alone = is_only_output and Layout.of(spec.shape, spec.stride).dense
         is_first = first is node and not first_spec.offset + lost
-        if shared is not None or is_first or (is_alone and not any(flags.values())) or 0 in first_spec.shape:
-            return FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags)
+        if is_shared or is_first or (is_alone and not any(flags.values())) or 0 in first_spec.shape:
+            return FromBuffer(self._buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags)
         # AOTAutograd regenerates aliases of a mutated input with the storage offsets of these outputs, so the offsets must be those of
         # eager mode.
-        offset = first_spec.offset + lost if len(storages.outputs_in[storage]) > 1 else 0
+        offset = 0 if is_only_output else first_spec.offset + lost
         start = spec.offset + (offset - first_spec.offset) * first_spec.dtype.itemsize // spec.dtype.itemsize
-        return FromBuffer(buffer(first, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags)
-
-    return [memory_of(node) for node in outputs], buffers
+        return FromBuffer(self._buffer(first, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags)
 
 
 # The descriptors of tensors saved for the backward graph. torch 2.13 has a second class, for tensors whose version counter is not checked.

@@ -25,8 +25,9 @@ def install() -> None:
     def _apply(self: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
         before = {} if torch.__future__.get_overwrite_module_params_on_conversion() else dict(self._parameters)
         result = apply(self, fn, recurse)
+        after = dict(self._parameters)  # a ScriptModule's own mapping has no `get`
         for name, old in before.items():
-            new = self._parameters[name] if name in self._parameters else None  # a ScriptModule's mapping has no `get`
+            new = after.get(name)
             if old is not None and new is not None and new is not old and (storages.is_jax_tensor(old) or storages.is_jax_tensor(new)):
                 private.swap_values(old, new)
                 self._parameters[name] = old

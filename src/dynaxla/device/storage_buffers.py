@@ -27,7 +27,7 @@ from torch.fx import Node
 
 from ..buffers.device_kinds import BufferRequest, LayoutMismatch
 from ..buffers.native import assembler
-from ..buffers.output_plan import Constant, FromInput, Output, plan_outputs
+from ..buffers.output_plan import FromInput, NonTensor, Output, plan_outputs
 from ..buffers.protocol import Buffers
 from ..capture.graph import written_inputs
 from ..errors import DynaxlaError
@@ -228,7 +228,9 @@ class StorageBuffers(Buffers):
             self.replicated = self._move_inputs_to_mesh(input_tensors, constraints) if may_be_on_mesh else None
         self._positions = input_positions + sorted(aliased - set(input_positions))
         self._draws_random = interpreter.draws_random
-        self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
+        self.numbers: Sequence[Node] = [
+            output.node for output in self._outputs if isinstance(output, NonTensor) and output.node is not None
+        ]
         self._updated_inputs = self._inputs_to_update()
         self._donate = request.donate
         self.donated = tuple(index + self._draws_random for index in self._updated_inputs) if self._donate else ()

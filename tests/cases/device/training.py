@@ -259,6 +259,11 @@ def check_modules_keep_their_parameters_when_they_move() -> None:
     assert model.half()[0].weight.dtype == torch.float16
     empty = nn.Linear(2, 2, device="meta").to_empty(device="jax")
     assert empty.weight.device.type == "jax"
+    scripted, x = torch.jit.script(nn.Linear(2, 3)), torch.randn(4, 2)
+    weight, expected_values = scripted.weight, scripted(x)
+    for place in ("jax", "cpu"):
+        assert scripted.to(place).weight is weight
+        torch.testing.assert_close(scripted(x.to(place)).cpu(), expected_values)
 
 
 def check_every_optimizer() -> None:

@@ -229,63 +229,24 @@ class Recording:
 
         These values must be inputs of the other recording.
         """
-        initial_outputs = {}
-        for place in initial:
-            for output in outputs_of(self.changes[place]):
-                initial_outputs[self.recorder.node(self.outputs[output.index])] = output
-        skipped = set(initial_outputs)
-        users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
-        for node in users:  # skips nodes whose results are used only for the values in `initial`
-            if node not in skipped and node.users and all(user in skipped for user in node.users) and not written_nodes(node):
-                skipped.add(node)
-        own_nodes = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
-        other_nodes = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
-        if len(own_nodes) != len(other_nodes) or other.changes.keys() - self.changes.keys() or self.requires_grad != other.requires_grad:
+        initial_nodes = {self.recorder.node(self.outputs[output.index]) for place in initial for output in outputs_of(self.changes[place])}
+        if other.changes.keys() - self.changes.keys() or self.requires_grad != other.requires_grad:
             return False
         # Places that only the first call changes get their new values before the program runs. So if such a value is a number, the program
         # would read the new number in place of the old one.
         changed_once = {place: self.changes[place] for place in self.changes.keys() - other.changes.keys()}
         if any(place in self.recorder.traced_numbers.places or numbers_of(template) for place, template in changed_once.items()):
             return False
-        pairs: dict[Node, Node] = {}
-        other_paths = {node: path for path, node in other.recorder.tensor_placeholders.items()}
-        paths = {node: path for path, node in self.recorder.tensor_placeholders.items()}
-
-        def same(a: Any, b: Any) -> bool:
-            """True for an argument of this recording's node and an argument of the other's that are equal. NaN equals NaN."""
-            if isinstance(a, Node) and isinstance(b, Node):
-                if a in pairs:
-                    return pairs[a] is b
-                if a in initial_outputs:
-                    pairs[a] = b
-                    return b in other_paths
-                if a.op == b.op == "placeholder":
-                    pairs[a] = b
-                    return paths.get(a) == other_paths.get(b) and self.recorder.formula_of(a) == other.recorder.formula_of(b)
-                return False
-            if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-                return len(a) == len(b) and all(map(same, a, b))
-            return type(a) is type(b) and (a == b or (a != a and b != b))
-
-        for own_node, other_node in zip(own_nodes, other_nodes, strict=True):
-            if own_node.op != other_node.op or (own_node.op == "call_function" and own_node.target is not other_node.target):
-                return False
-            if own_node.op == "get_attr":
-                constant, other_constant = self.recorder.constants[own_node.target], other.recorder.constants[other_node.target]
-                if constant.dtype != other_constant.dtype or not torch.equal(constant, other_constant):
-                    return False
-            elif not same(own_node.args, other_node.args) or not same(
-                tuple(sorted(own_node.kwargs.items())), tuple(sorted(other_node.kwargs.items()))
-            ):
-                return False
-            pairs[own_node] = other_node
+        pairs = _NodePairs(self.recorder, other.recorder, initial_nodes)
+        if not pairs.pair_all():
+            return False
         for place, template in self.changes.items():
             other_template = other.changes.get(place)
             is_compared = outputs_of(template) or (place in other.changes and not outputs_of(other_template))
-            if place not in initial and is_compared and not self._gives_equal_results(template, other, other_template, pairs):
+            if place not in initial and is_compared and not self._gives_equal_results(template, other, other_template, pairs.found):
                 return False
         return len(self.result) == len(other.result) and all(
-            self._gives_equal_results(template, other, other_template, pairs)
+            self._gives_equal_results(template, other, other_template, pairs.found)
             for template, other_template in zip(self.result, other.result, strict=True)
         )
 
@@ -330,6 +291,64 @@ class Recording:
         return fingerprint(template) == fingerprint(other_template) and (
             not isinstance(template, ObjectAtPath) or template == other_template
         )
+
+
+class _NodePairs:
+    """The pairs of equal nodes of two recorded graphs, the second of which takes as inputs some values that the first computes.
+
+    Attributes:
+        found: For each node of the first graph, the node of the second.
+    """
+
+    def __init__(self, recorder: Recorder, other: Recorder, initial_nodes: Collection[Node]) -> None:
+        """initial_nodes: the nodes of the first graph whose values are inputs of the second."""
+        self._recorder, self._other, self._initial_nodes = recorder, other, initial_nodes
+        self._paths = {node: path for path, node in recorder.tensor_placeholders.items()}
+        self._other_paths = {node: path for path, node in other.tensor_placeholders.items()}
+        self.found: dict[Node, Node] = {}
+
+    def pair_all(self) -> bool:
+        """Pairs the nodes. Returns False if a node differs from its counterpart.
+
+        Nodes whose results are used only for the initial nodes have no counterpart.
+        """
+        skipped = set(self._initial_nodes)
+        nodes = [node for node in self._recorder.graph.nodes if node.op != "placeholder"]
+        for node in reversed(nodes):
+            if node not in skipped and node.users and all(user in skipped for user in node.users) and not written_nodes(node):
+                skipped.add(node)
+        nodes = [node for node in nodes if node not in skipped]
+        other_nodes = [node for node in self._other.graph.nodes if node.op != "placeholder"]
+        return len(nodes) == len(other_nodes) and all(map(self._pair, nodes, other_nodes))
+
+    def _pair(self, node: Node, other: Node) -> bool:
+        """Pairs two nodes, if their targets and arguments are equal. Else returns False."""
+        if node.op != other.op or (node.op == "call_function" and node.target is not other.target):
+            return False
+        if node.op == "get_attr":
+            constant, other_constant = self._recorder.constants[node.target], self._other.constants[other.target]
+            if constant.dtype != other_constant.dtype or not torch.equal(constant, other_constant):
+                return False
+        elif not self._are_equal((node.args, tuple(sorted(node.kwargs.items()))), (other.args, tuple(sorted(other.kwargs.items())))):
+            return False
+        self.found[node] = other
+        return True
+
+    def _are_equal(self, a: Any, b: Any) -> bool:
+        """True for an argument of a node and an argument of the other graph's node that are equal. NaN equals NaN."""
+        if isinstance(a, Node) and isinstance(b, Node):
+            if a in self.found:
+                return self.found[a] is b
+            if a in self._initial_nodes:
+                self.found[a] = b
+                return b in self._other_paths
+            if a.op == b.op == "placeholder":
+                self.found[a] = b
+                return self._paths.get(a) == self._other_paths.get(b) and self._recorder.formula_of(a) == self._other.formula_of(b)
+            return False
+        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            return len(a) == len(b) and all(map(self._are_equal, a, b))
+        return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def _is_shareable(value: Any) -> bool:

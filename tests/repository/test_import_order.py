@@ -1,4 +1,4 @@
-"""Lower layers do not import higher ones, and what each may know of others is written here."""
+"""The order of the sources: layers and their imports, names of modules and classes, lengths of functions."""
 
 from __future__ import annotations
 
@@ -60,3 +60,21 @@ SHARED_NAMES = {"__init__", "protocol"}
 def test_no_two_modules_share_a_name() -> None:
     names = Counter(path.stem for path in ROOT.rglob("*.py"))
     assert not {name for name, count in names.items() if count > 1} - SHARED_NAMES
+
+
+def definitions(*kinds: type[ast.AST]) -> list[tuple[Path, ast.AST]]:
+    """The definitions of these kinds in the library, with their files."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    return [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    names = Counter(node.name for _, node in definitions(ast.ClassDef))
+    assert names
+    assert not {name for name, count in names.items() if count > 1}
+
+
+def test_no_function_has_more_than_60_lines() -> None:
+    found = definitions(ast.FunctionDef, ast.AsyncFunctionDef)
+    assert found
+    assert not [f"{path.relative_to(ROOT)}: {node.name}" for path, node in found if node.end_lineno - node.lineno + 1 > 60]

@@ -94,7 +94,18 @@ class _OpCall:
         self.numbers: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
 
-    def to_operand_or_number(self, value: Any) -> Any:
+    def to_operands(
+        self, number_arguments: frozenset[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Replaces arguments by `to_operand`, and those with the positions and names in `number_arguments` by `_to_operand_or_number`."""
+        to_operand = self.to_operand
+        if not number_arguments:
+            return tuple([to_operand(value) for value in args]), {name: to_operand(value) for name, value in kwargs.items()}
+        to_number = self._to_operand_or_number
+        operands = tuple([(to_number if index in number_arguments else to_operand)(value) for index, value in enumerate(args)])
+        return operands, {name: (to_number if name in number_arguments else to_operand)(value) for name, value in kwargs.items()}
+
+    def _to_operand_or_number(self, value: Any) -> Any:
         """Replaces an argument as `to_operand` does, and a Python number by a `NumberOperand`."""
         if type(value) is float or type(value) is int:
             self.numbers.append(value)
@@ -265,14 +276,8 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
     if _recorder is not None and not is_traced:
         return _recorder(functional_op, args, kwargs, targets)
     call = _OpCall(functional_op.op)
-    to_operand = call.to_operand
-    if numbers := functional_op.number_arguments:
-        operands = tuple([(call.to_operand_or_number if index in numbers else to_operand)(value) for index, value in enumerate(args)])
-        named_operands = {name: (call.to_operand_or_number if name in numbers else to_operand)(value) for name, value in kwargs.items()}
-    else:
-        operands = tuple([to_operand(value) for value in args])
-        named_operands = {name: to_operand(value) for name, value in kwargs.items()}
-    target_operands = tuple([to_operand(target) for target in targets])
+    operands, named_operands = call.to_operands(functional_op.number_arguments, args, kwargs)
+    target_operands = tuple([call.to_operand(target) for target in targets])
     call.device = call.device or pjrt_devices.with_index(torch.device(storages.NAME))
     device, mesh_sharding = call.place_operands(is_traced, sharding_of_call(functional_op.op, args))
     settings = Settings.current(devices.platform_name(device))

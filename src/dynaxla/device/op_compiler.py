@@ -496,6 +496,30 @@ def _refuse_overlap(
             )
 
 
+def _trace_on_devices(
+    specialization: OpSpecialization,
+    program: Callable[..., list[jax.Array]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    written_slots: Sequence[int],
+    new_count: int,
+) -> jax.stages.Traced:
+    """Traces the program of an op for its device, or for its mesh.
+
+    Args:
+        specialization: the op.
+        program: the program.
+        avals: its inputs.
+        written_slots: the slots of its first results, which keep their shardings.
+        new_count: the number of results after these that are new tensors.
+    """
+    with metrics.timed("trace"):
+        if specialization.mesh_sharding is None:
+            return _trace_program(program, avals, specialization.device)
+        free_results = range(len(written_slots), len(written_slots) + new_count)
+        shardings = [specialization.slots[slot].sharding for slot in written_slots]
+        return _trace_program(pipeline.PARTITIONABLE(program, free_results), avals, specialization.device, shardings)
+
+
 def _trace_graph(
     specialization: OpSpecialization,
     module: GraphModule,
@@ -548,13 +572,8 @@ def _trace_graph(
         with _trace_context(device):
             jax.eval_shape(program, *avals)  # fills `number_trace.scalar_inputs` with the dtypes of the number inputs
         avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in number_trace.scalar_inputs]
-    with metrics.timed("trace"):
-        if specialization.mesh_sharding is None:
-            traced = _trace_program(program, avals, device)
-        else:
-            free_results = range(len(written_slots), len(written_slots) + sum(isinstance(item, NewTensor) for item in new_outputs))
-            shardings = [slots[slot].sharding for slot in written_slots]
-            traced = _trace_program(pipeline.PARTITIONABLE(program, free_results), avals, device, shardings)
+    new_count = sum(isinstance(item, NewTensor) for item in new_outputs)
+    traced = _trace_on_devices(specialization, program, avals, written_slots, new_count)
     if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - first_number:
         number_trace.inspect()
     variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))

@@ -137,6 +137,15 @@ def _viewed_storage(tensor: torch.Tensor, position: int, first_positions: dict[i
     return ViewedStorage(first_positions.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
 
 
+def _input_specs(placeholders: Sequence[Node], args: Sequence[Any], symbols: SymbolValues) -> dict[int, TensorSpec]:
+    """Returns the metadata of the inputs that are tensors, by position, with the strides of the arguments."""
+    specs = {position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if is_tensor(node)}
+    for position, spec in specs.items():
+        if isinstance(args[position], torch.Tensor):  # in a backward graph, None stands for an unused output's gradient
+            specs[position] = dataclasses.replace(spec, stride=tuple(args[position].stride()))
+    return specs
+
+
 def _array_or_zeros(storage: torch.UntypedStorage, dtype: Any, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
     """Returns the storage's array. If nobody has written to the storage, it first gets an array of zeros of this dtype and shape."""
     array = storages.array_of(storage)
@@ -183,12 +192,7 @@ class StorageBuffers(Buffers):
         placeholders = interpreter.placeholders
         self._device, self._phase, self._reports_late = request.device, request.phase, request.reports_late
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
-        self.specs: dict[int, TensorSpec] = {
-            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if is_tensor(node)
-        }
-        for position, spec in self.specs.items():
-            if isinstance(args[position], torch.Tensor):  # in a backward graph, None stands for an unused output's gradient
-                self.specs[position] = dataclasses.replace(spec, stride=tuple(args[position].stride()))
+        self.specs = _input_specs(placeholders, args, symbols)
         # For each output that is written to an input, by index: the input's position. Such an output is a tensor on the input's storage.
         targets = {
             index: position

@@ -179,20 +179,9 @@ class TorchCall(WideCall):
             return [_zeros(item) if grad is None else jnp.conj(grad) for grad, item in wanted_gradients]
 
         shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
-
-        def push_forward(*operands: Array) -> list[Array]:
-            """Takes residuals and tangents of wanted operands; returns the tangents of results, by the transpose of `pull_back`."""
-            residuals, tangents = operands[: len(residual_indices)], operands[len(residual_indices) :]
-            assert len(tangents) == sum(mask)
-            zeros = [
-                lax.full(tuple(shape), 0, narrowed(dtype) if self._narrow else dtype)
-                for shape, dtype in zip(shapes, result_dtypes, strict=True)
-            ]
-            axes = axes_of(operands)
-            # pull_back is linear, so that its transpose by jax.vjp is the forward derivative.
-            transposed = jax.vjp(lambda *cotangents: varying(pull_back(*residuals, *cotangents), axes), *varying(zeros, axes))[1]
-            return list(transposed(list(tangents)))
-
+        cotangent_dtypes = [narrowed(dtype) if self._narrow else dtype for dtype in result_dtypes]
+        cotangents = [jax.ShapeDtypeStruct(tuple(shape), dtype) for shape, dtype in zip(shapes, cotangent_dtypes, strict=True)]
+        push_forward = _transposed(pull_back, len(residual_indices), cotangents)
         derivative_error = CaptureError(
             "a torch function is differentiated twice, and autograd gives only its first derivative here",
             hint="take the inner derivative in torch (torch.func.grad), inside the function that is given to to_jax",
@@ -269,6 +258,27 @@ def _copy_source(node: Node) -> Node:
     while node.target in _COPY_OPS:
         node = node.args[0]
     return node
+
+
+def _transposed(
+    pull_back: Callable[..., list[Array]], residual_count: int, cotangents: Sequence[jax.ShapeDtypeStruct]
+) -> Callable[..., list[Array]]:
+    """Returns the transpose of a function: it takes residuals and tangents of operands, and returns the tangents of results.
+
+    Args:
+        pull_back: Takes residuals and cotangents of results, and returns the cotangents of operands. It is linear in the cotangents.
+        residual_count: The number of residuals.
+        cotangents: Shapes and dtypes of the cotangents.
+    """
+
+    def push_forward(*operands: Array) -> list[Array]:
+        residuals, tangents = operands[:residual_count], operands[residual_count:]
+        zeros, axes = [lax.full(item.shape, 0, item.dtype) for item in cotangents], axes_of(operands)
+        # pull_back is linear, so that its transpose by jax.vjp is the forward derivative.
+        transposed = jax.vjp(lambda *values: varying(pull_back(*residuals, *values), axes), *varying(zeros, axes))[1]
+        return list(transposed(list(tangents)))
+
+    return push_forward
 
 
 def _zeros(operand: GraphOperand) -> Array:

@@ -8,7 +8,7 @@ never reach the result: zero times infinity or NaN is NaN, so overwritten slices
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -212,14 +212,20 @@ def _by_parts(
                 old_scores,
             )
         )
+    sizes.update(zip(free, (operand.shape[dim] for dim in free), strict=True))
+    return _in_result_order(out, [*leading, *free], sizes, operand, other)
+
+
+def _in_result_order(
+    out: Array, labels: Sequence[int | str], sizes: Mapping[int | str, int], operand: UpdatedOperand, other: _OtherOperand
+) -> Array:
+    """Returns a product with the dimensions of the op's result. `labels`: those of the product's dimensions; `sizes`: theirs."""
     operand_groups = [
         [dim for dim, _ in factor]
         for dim_of_view, factor in enumerate(operand.factors)
         if dim_of_view not in operand.roles.contracting + operand.roles.batch
     ]
     groups: list[Sequence[int | str | None]] = [*other.batch_labels, *([row] for row in other.rows), *operand_groups]
-    sizes.update(zip(free, (operand.shape[dim] for dim in free), strict=True))
-    labels = [*leading, *free]
     out = lax.transpose(out, [labels.index(label) for group in groups for label in group if label is not None])
     return lax.reshape(out, [math.prod(sizes[label] for label in group if label is not None) for group in groups])
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dynaxla.bench.argument_checks import split
+from dynaxla.bench.argument_checks import split_at_commas
 from dynaxla.cli.bench import Device, exit_on_errors
 
 from . import choices, cpu, device_jax, gpu, overhead
@@ -34,8 +34,8 @@ def bench_cpu(
     The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
     """
     with exit_on_errors():
-        good = cpu.write(split(parts), output, split(models), seconds)
-    asked = set(split(parts) or choices.PARTS)
+        good = cpu.write(split_at_commas(parts), output, split_at_commas(models), seconds)
+    asked = set(split_at_commas(parts) or choices.PARTS)
     for page in [*(["cpu.md"] if asked - {choices.OPS} else []), *(["ops.md"] if choices.OPS in asked else [])]:
         Console().print((output / page).read_text(), markup=False, highlight=False)
     if not good:
@@ -63,7 +63,7 @@ def bench_gpu(
     The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
     """
     with exit_on_errors():
-        good = gpu.write(split(parts), output, split(models), seconds, minutes, device, jobs)
+        good = gpu.write(split_at_commas(parts), output, split_at_commas(models), seconds, minutes, device, jobs)
     Console().print((output / "gpu.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:
         raise typer.Exit(1)
@@ -86,7 +86,7 @@ def bench_device(
     The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
     """
     with exit_on_errors():
-        good = device_jax.write(split(parts), output, split(models), seconds, minutes, device)
+        good = device_jax.write(split_at_commas(parts), output, split_at_commas(models), seconds, minutes, device)
     Console().print((output / "device.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:
         raise typer.Exit(1)

@@ -146,7 +146,7 @@ def runs(names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
     """Returns the fields of `Measured` by case and kind ("inference", "gradient"). Without names, all cases. Raises: BenchmarkError."""
     unknown = sorted({*names} - CASES.keys())
     if unknown:
-        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} written by hand in JAX; there are: {', '.join(CASES)}")
+        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} written by hand in JAX; the valid names are: {', '.join(CASES)}")
     return {name: measure(case, seconds) for name, case in CASES.items() if not names or name in names}
 
 

@@ -141,7 +141,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, PROCESSES, OPS]
     unknown = [name for name in parts if name not in known]
     if unknown:
-        raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
+        raise BenchmarkError(f"unknown part {', '.join(map(repr, unknown))}; the valid names are: {', '.join(known)}")
     check_writable(output)
     good = True
     file = output / "cpu.json"

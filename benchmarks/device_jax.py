@@ -80,7 +80,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     """
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
-        raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(PARTS)}")
+        raise BenchmarkError(f"unknown part {', '.join(map(repr, unknown))}; the valid names are: {', '.join(PARTS)}")
     cases = {case.name: case for case in suites.choose("models", models)}
     where = check_device(device, 1)
     if where.type != "jax":

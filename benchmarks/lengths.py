@@ -193,7 +193,7 @@ def runs(names: Sequence[str], cells: Cells) -> dict[str, dict[str, dict[str, An
     """Returns the fields of `Run` by case and engine. Without names, all cases. Raises: BenchmarkError for an unknown name."""
     unknown = sorted({*names} - CASES.keys())
     if unknown:
-        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} called with many lengths; there are: {', '.join(CASES)}")
+        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} called with many lengths; the valid names are: {', '.join(CASES)}")
     return {
         case: {engine: cells.measured(f"{case} {engine}", _run, engine, case) for engine in engines(case)}
         for case in CASES

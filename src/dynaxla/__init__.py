@@ -1,7 +1,7 @@
 """dynaxla: XLA as a compiler for PyTorch. `torch.compile(model, backend="dynaxla")`.
 
-The public names are the imports in `__init__.pyi`, which type checkers read, and so does this module. A name is imported at its first use:
-importing torch and JAX takes seconds, and `dynaxla --help` needs neither.
+`__init__.pyi` lists the public names. Type checkers read it, and so does this module. A name is imported at its first use, because an
+import of torch and JAX takes seconds, and `dynaxla --help` needs neither.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import sys
 
 __version__ = "0.1.0"
 
-# Imported immediately, since it must see every fork; it needs neither torch nor JAX.
+# `forks` is imported immediately, because it must register its handlers before the process forks. It needs neither torch nor JAX.
 importlib.import_module(".forks", __name__)
 
 
-def _read_stub() -> dict[str, str]:
+def _modules_of_public_names() -> dict[str, str]:
     """Returns the module of each public name. A line of the stub is "from MODULE import NAME as NAME"."""
     stub = __spec__.loader.get_data(os.path.join(__path__[0], "__init__.pyi")).decode()
     imports = [line.split() for line in stub.splitlines() if line.startswith("from ")]
     return {name: module for _, module, _, name, *_ in imports}
 
 
-_PUBLIC = _read_stub()
+_PUBLIC = _modules_of_public_names()
 __all__ = list(_PUBLIC)
-# Public names that do not need torch. They are imported without the other names.
+# Public names that do not need torch. Each is imported alone. The first use of any other public name imports all of these.
 _WITHOUT_TORCH = ("errors", "load")
 # Modules that become attributes of dynaxla at their first use, e.g. dynaxla.observe.metrics. They are not public.
 _LAZY_MODULES = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
@@ -66,7 +66,10 @@ _RENAMED = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name at its first use, and makes it an attribute. An old name issues a warning, and returns the object."""
+    """Imports public names at the first use of one of them, and makes them attributes. An old name gives the object of the new one.
+
+    Warns: DeprecationWarning: The name is an old one.
+    """
     if name in _PUBLIC:
         if name not in _WITHOUT_TORCH:
             importlib.import_module(".runtime.quiet_jax", __name__)  # before anything else imports JAX
@@ -74,7 +77,7 @@ def __getattr__(name: str) -> object:
             globals()[public_name] = _import_name(_PUBLIC[public_name], public_name)
         return globals()[name]
     if name in _LAZY_MODULES:
-        __getattr__("metrics")  # imports the modules inside, too
+        __getattr__("metrics")  # imports all public names, and quiet_jax before JAX
         return importlib.import_module(f".{name}", __name__)
     if name in _RENAMED:
         import warnings

@@ -126,7 +126,7 @@ def _guarded(compiled: Callable[..., Any], module: GraphModule, options: Options
     """Returns a function that calls the compiled function, or runs torch's kernels if inputs overlap in an unsupported way."""
     if facts.overlaps is None:
         return compiled
-    return guarded(compiled, functools.partial(_run_with_torch, module, options, OVERLAP), facts.overlaps)
+    return guarded(compiled, functools.partial(_run_with_torch, module, options, OVERLAP, _OVERLAP_HINT), facts.overlaps)
 
 
 def _compile_unguarded(
@@ -182,9 +182,9 @@ def _compile_unguarded(
     except LostWrite as lost:
         if is_pickled:
             message = f"aot_compile does not support this graph: {lost.reason}"
-            raise UnsupportedTensor(message, hint="write to a clone of that tensor") from None
+            raise UnsupportedTensor(message, hint=lost.hint) from None
         facts.overlaps, facts.run_once_reason = None, f"torch runs it, since {lost.reason}"
-        return functools.partial(_run_with_torch, module, options, lost.reason)
+        return functools.partial(_run_with_torch, module, options, lost.reason, lost.hint)
 
 
 def _accepted_device(module: GraphModule, example_inputs: Sequence[Any], options: Options, is_pickled: bool) -> torch.device:
@@ -212,7 +212,7 @@ def _partitioned(
         return None
     try:
         if is_pickled:
-            raise NotPartitioned("aot_compile saves a program of local tensors")
+            raise NotPartitioned("aot_compile cannot save a program that XLA partitions")
         facts.run_once_reason = "XLA partitions it over processes"
         with metrics.timed("capture", facts.name):
             return compile_partitioned(module, example_inputs, options, number)
@@ -271,12 +271,16 @@ def _check_picklable(module: GraphModule, options: Options, retrace: bool) -> No
     module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
-def _run_with_torch(module: GraphModule, options: Options, reason: str, *args: Any) -> Any:
+# The change to a program that avoids `OVERLAP`.
+_OVERLAP_HINT = "write to a clone of that input, and copy the clone back"
+
+
+def _run_with_torch(module: GraphModule, options: Options, reason: str, hint: str, *args: Any) -> Any:
     """Runs TorchDynamo's graph in eager mode, and counts the fallback. Raises: UnsupportedTensor if options.fallback is "error"."""
     if options.fallback == "error":
         raise UnsupportedTensor(
             f"dynaxla cannot compile a graph, and the fallback to torch is off: {reason}",
-            hint="write to a clone of that tensor, or leave out fallback='error'",
+            hint=f"{hint}, or leave out fallback='error'",
         )
     coverage.count_fallback("a graph", reason, "")
     return module(*args)

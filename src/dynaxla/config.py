@@ -82,7 +82,8 @@ _IMPLEMENTATIONS = AllowedValues("a dict of op names and names of their implemen
 # The engines of the backend dynaxla_auto without the option `engines`.
 _DEFAULT_ENGINES = ("dynaxla", "inductor", "eager")
 _ENGINES = AllowedValues(
-    'a list of different names of backends of torch.compile, with "dynaxla", which runs graphs that must not run twice', _are_engines
+    'a list of different names of backends of torch.compile, one of them "dynaxla", which runs the graphs that must not run twice',
+    _are_engines,
 )
 
 
@@ -136,17 +137,17 @@ class Options:
     compile: str = _field(
         "auto",
         _one_of("auto", "now", "background"),
-        """When XLA compiles a graph for new sizes: before the call continues, or in another thread, while torch's own kernels run the
-        graph. `"auto"`: the first two programs of a graph with dynamic sizes before the call continues, further ones in the background; on
-        a GPU, and for all other graphs, as with `"now"`. [Sizes that change](sizes.md#when-xla-compiles)""",
+        """When XLA compiles a graph for new sizes. `"now"`: before the call continues. `"background"`: in another thread, while torch's own
+        kernels run the graph. `"auto"`: on the CPU, the first two programs of a graph with dynamic sizes as with `"now"`, and further ones
+        as with `"background"`; otherwise as with `"now"`. [Sizes that change](sizes.md#when-xla-compiles)""",
         variable="DYNAXLA_COMPILE",
         example="DYNAXLA_COMPILE=now",
     )
     fallback: str = _field(
         "kernel",
         _one_of("kernel", "error"),
-        """For an op without a lowering: the program calls torch's own kernel, which is counted and logged, or the graph raises
-        `UnsupportedOp`""",
+        """What happens to an op without a lowering. `"kernel"`: the program calls torch's own kernel, which is counted and logged.
+        `"error"`: the graph raises `UnsupportedOp`""",
     )
     freeze: bool = _field(
         False,
@@ -178,7 +179,8 @@ class Options:
         "auto",
         _one_of("auto", "exact", "buckets"),
         """The sizes that share an executable. `"exact"`: none do. `"buckets"`: sizes that change are rounded up, and inputs are padded.
-        `"auto"`: the first two combinations of sizes have exact executables, and all others use buckets. [Sizes that change](sizes.md)""",
+        `"auto"`: the first two combinations of sizes get executables for exactly these sizes, and all others use buckets.
+        [Sizes that change](sizes.md)""",
     )
     executables: int = _field(
         64,

@@ -96,7 +96,7 @@ def report_not_partitioned(name: str, reason: NotPartitioned, options: Options) 
         raise CaptureError(
             f"XLA does not partition {name}: {reason.message}",
             where=reason.where,
-            hint=reason.hint or "use options={'distributed': 'torch'}",
+            hint=reason.hint or "leave out fallback='error', or use options={'distributed': 'torch'}",
         )
     metrics.add("not_partitioned")
     if events.has_listeners():

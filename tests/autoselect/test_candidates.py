@@ -16,7 +16,7 @@ def test_names() -> None:
     candidates.check_names(["dynaxla", "inductor", "eager"])
     with wrong_engines.planted(planted_right=wrong_engines.ENGINES["planted_right"]):
         candidates.check_names(["dynaxla", "planted_right"])
-    with pytest.raises(OptionError, match=r"'planted_right' cannot be an engine; there are: (.|\n)*register_backend"):
+    with pytest.raises(OptionError, match=r"'planted_right' cannot be an engine; the valid names are: (.|\n)*register_backend"):
         candidates.check_names(["dynaxla", "planted_right"])
 
 

@@ -29,7 +29,7 @@ def attention(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
 )
 def test_aten_graphs(function: Any, reason: str) -> None:
-    found = obstacles.reason_in_aten(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
+    found = obstacles.obstacle_in_aten_graph(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
 
@@ -39,7 +39,7 @@ def captured(function: Any, *args: Any) -> str:
     found: list[str] = []
 
     def backend(module: Any, _: Any) -> Any:
-        found.append(obstacles.reason_in_captured(module))
+        found.append(obstacles.obstacle_in_dynamo_graph(module))
         return module.forward
 
     torch.compile(function, backend=backend, fullgraph=True)(*args)

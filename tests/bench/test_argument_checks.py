@@ -12,18 +12,22 @@ from dynaxla.bench.benchmark_error import BenchmarkError
 
 
 def test_names_by_comma_and_repeated() -> None:
-    assert argument_checks.split(["a, b", "c", ",,"]) == ["a", "b", "c"]
-    assert argument_checks.split(None) == []
-    assert argument_checks.with_more(["a"], ["b"]) == ["a", "b"]
-    assert argument_checks.with_more([], ["b"]) == [], "no names mean the usual ones, not these alone"
+    assert argument_checks.split_at_commas(["a, b", "c", ",,"]) == ["a", "b", "c"]
+    assert argument_checks.split_at_commas(None) == []
+    assert argument_checks.with_extra_names(["a"], ["b"]) == ["a", "b"]
+    assert argument_checks.with_extra_names([], ["b"]) == [], "no names mean the usual ones, not these alone"
 
 
 def test_dtypes_and_devices() -> None:
     assert argument_checks.check_dtype("bfloat16") is torch.bfloat16
     assert argument_checks.check_device("cpu") == torch.device("cpu")
-    with pytest.raises(BenchmarkError, match="no dtype 'int8'; there are: float32"):
+    with pytest.raises(BenchmarkError, match="unknown dtype 'int8'; the valid names are: float32"):
         argument_checks.check_dtype("int8")  # torch has it, the benchmark does not
-    for name, message in {"abacus": "no device", "meta": "no device", f"cuda:{torch.cuda.device_count()}": "CUDA devices"}.items():
+    for name, message in {
+        "abacus": "unknown device",
+        "meta": "unknown device",
+        f"cuda:{torch.cuda.device_count()}": "CUDA devices",
+    }.items():
         with pytest.raises(BenchmarkError, match=message):
             argument_checks.check_device(name)
 

@@ -34,7 +34,7 @@ def test_the_totals_tell_the_core_set_apart() -> None:
         for op, kind in ((aten.add.Tensor, "lowering"), (aten.cholesky_inverse.default, "lowering"), (aten.nonzero.default, "kernel"))
     ]
     assert [list(column.cells) for column in op_table.totals_table(found).columns] == [
-        ["lowering", "decomposition", "kernel", "together"],
+        ["lowering", "decomposition", "kernel", "total"],
         ["2", "0", "1", "3"],
         ["1", "0", "1", "2"],
     ]

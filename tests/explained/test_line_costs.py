@@ -53,9 +53,9 @@ def test_what_moves_numbers_is_of_the_line_that_made_them_and_other_helpers_of_n
 
 def test_events_are_instructions() -> None:
     text = HloText(TEXT)
-    assert text.name_of("product__onednn$matmul") == "product"
-    assert text.name_of("fusion.1") == "fusion.1"
-    assert text.name_of("fusion.2") is None
+    assert text.instruction_of("product__onednn$matmul") == "product"
+    assert text.instruction_of("fusion.1") == "fusion.1"
+    assert text.instruction_of("fusion.2") is None
     assert text.kind("product") == "oneDNN matmul"
     assert [name for name in ("loop", "product", "fusion.1") if text.is_control_flow(name)] == ["loop"]
     own = ["fusion.1", "copy_fusion", "product__onednn$matmul", "helper", "loop"]

@@ -326,7 +326,9 @@ def test_exceptions_of_compiled_functions_are_the_users() -> None:
 
 
 def test_forward_mode_is_refused() -> None:
-    with pytest.raises(DynaxlaError, match="sin, a function of to_torch, does not support torch's forward-mode derivatives") as caught:
+    with pytest.raises(
+        DynaxlaError, match="sin, a function that to_torch returned, does not support torch's forward-mode derivatives"
+    ) as caught:
         torch.func.jvp(to_torch(jnp.sin), (torch.ones(3),), (torch.ones(3),))
     assert "torch.func.vjp" in str(caught.value)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from dynaxla.training.draws import Draws, _generator, depends_on_values, is_random_draw, is_same, preserve_rng_state
+from dynaxla.training.draws import Draws, _generator, depends_on_values, have_equal_values, is_random_draw, preserve_rng_state
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -19,12 +19,12 @@ def test_the_same_state_is_the_same_place() -> None:
     found, graph = Draws(), Graph()
     with preserve_rng_state():
         state = torch.get_rng_state()
-        first = found.key_of(aten.rand_like.default, (X,), {}, CPU)
-        second = found.key_of(aten.rand_like.default, (X,), {}, CPU)
+        first = found.next_key(aten.rand_like.default, (X,), {}, CPU)
+        second = found.next_key(aten.rand_like.default, (X,), {}, CPU)
         assert first != second
         found.add(first, graph.placeholder("drawn"), X)
         torch.set_rng_state(state)
-        again = found.key_of(aten.rand_like.default, (X,), {}, CPU)
+        again = found.next_key(aten.rand_like.default, (X,), {}, CPU)
         assert found.first(again) is not None
         assert found.first(second) is None
         for other in (
@@ -33,11 +33,11 @@ def test_the_same_state_is_the_same_place() -> None:
             (aten.rand_like.default, (X.double(),), {}),
         ):
             torch.set_rng_state(state)
-            assert found.first(found.key_of(*other, CPU)) is None
+            assert found.first(found.next_key(*other, CPU)) is None
         torch.set_rng_state(state)
-        uniform = found.key_of(aten.uniform_.default, (X, 0.0, 1.0), {}, CPU)
+        uniform = found.next_key(aten.uniform_.default, (X, 0.0, 1.0), {}, CPU)
         torch.set_rng_state(state)
-        assert found.key_of(aten.uniform_.default, (X, 0.0, 2.0), {}, CPU) != uniform
+        assert found.next_key(aten.uniform_.default, (X, 0.0, 2.0), {}, CPU) != uniform
 
 
 def test_generators_are_as_before() -> None:
@@ -76,13 +76,13 @@ def test_nodes_that_are_computed_alike() -> None:
     def double(source: Any, alpha: float = 1) -> Any:
         return graph.call_function(aten.add.Tensor, (source, source), {"alpha": alpha})
 
-    assert is_same(double(x), double(x), {})
-    assert is_same(double(double(x)), double(graph.call_function(aten.detach.default, (double(x),))), {})
-    assert not is_same(double(x), double(y), {})
-    assert is_same(double(x), double(y), {y: x})
-    assert not is_same(double(x), double(x, 2), {})
-    assert not is_same(double(x), graph.call_function(aten.mul.Tensor, (x, x), {"alpha": 1}), {})
-    assert (is_same([1, x], (1, x), {}), is_same([1], [True], {})) == (True, False)
+    assert have_equal_values(double(x), double(x), {})
+    assert have_equal_values(double(double(x)), double(graph.call_function(aten.detach.default, (double(x),))), {})
+    assert not have_equal_values(double(x), double(y), {})
+    assert have_equal_values(double(x), double(y), {y: x})
+    assert not have_equal_values(double(x), double(x, 2), {})
+    assert not have_equal_values(double(x), graph.call_function(aten.mul.Tensor, (x, x), {"alpha": 1}), {})
+    assert (have_equal_values([1, x], (1, x), {}), have_equal_values([1], [True], {})) == (True, False)
 
 
 def test_the_generator_is_the_gpus_own(monkeypatch: pytest.MonkeyPatch) -> None:

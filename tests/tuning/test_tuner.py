@@ -165,4 +165,4 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Nothing has been measured yet" in CliRunner().invoke(app, ["tune", "--clear"]).output
     refused = CliRunner().invoke(app, ["tune", "no such model"])
     assert refused.exit_code == 2
-    assert "no model" in refused.output
+    assert "unknown model" in refused.output

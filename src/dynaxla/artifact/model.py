@@ -390,7 +390,8 @@ def _check_weight(spec: ArraySpec, value: Any) -> None:
         raise _artifact_error(f"the weight {spec} is missing", _EXPORT_AGAIN)
     if tuple(value.shape) != spec.shape or value.dtype != DTYPES[spec.dtype]:
         raise _artifact_error(
-            f"the weight {spec} is {value.dtype}{list(value.shape)}", "pass it with the shape and dtype that the program takes"
+            f"the weight {spec.name} is {value.dtype}{list(value.shape)}, and the program takes {spec.dtype}{list(spec.shape)}",
+            "pass a weight with that shape and dtype",
         )
 
 

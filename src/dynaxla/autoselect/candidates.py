@@ -26,7 +26,7 @@ def check_names(names: Sequence[str]) -> None:
         if name != DEFAULT_ENGINE and name not in available:
             hint = "register your own engine with torch._dynamo.register_backend(function, name=...)"
             there_are = ", ".join(sorted({*available, DEFAULT_ENGINE}))
-            raise OptionError(f"option engines={list(names)!r}: {name!r} cannot be an engine; there are: {there_are}", hint=hint)
+            raise OptionError(f"option engines={list(names)!r}: {name!r} cannot be an engine; the valid names are: {there_are}", hint=hint)
 
 
 def compile_with(name: str, module: GraphModule, example_inputs: Sequence[Any], device: torch.device) -> Call | str:

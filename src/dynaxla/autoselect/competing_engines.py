@@ -46,7 +46,7 @@ class GraphFacts:
 
     def check_aten(self, module: GraphModule) -> None:
         """Looks for a reason to run calls once, in an ATen graph that has the forward and the backward pass."""
-        self.run_once_reason = self.run_once_reason or obstacles.reason_in_aten(module)
+        self.run_once_reason = self.run_once_reason or obstacles.obstacle_in_aten_graph(module)
 
 
 class CompileFunction(Protocol):
@@ -125,7 +125,7 @@ def _reason_to_run_once(module: GraphModule, example_inputs: Sequence[Any], fact
     written_values = [example_inputs[position] for position in facts.written_inputs]
     if training and any(isinstance(item, torch.Tensor) and item.requires_grad for item in written_values):
         return "the graph writes to an input that requires gradients; a copy would be a leaf, to which torch allows no writes"
-    if reason := obstacles.reason_in_captured(module):
+    if reason := obstacles.obstacle_in_dynamo_graph(module):
         return reason
     return "dynaxla has no ATen graph to check for side effects" if facts.run_once_reason is None else facts.run_once_reason
 

@@ -15,7 +15,7 @@ from ..runtime import private
 from ..runtime.layout import ORDINARY
 from ..torch_ops import passed_arguments
 
-# Namespaces of ops that only compute, with kernels of torch itself.
+# Namespaces of ops without side effects, whose kernels belong to torch.
 _PURE_NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed")
 # Higher-order ops without side effects, except for those of the graphs that they run.
 _PURE_HIGHER_ORDER_OPS = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "flex_attention", "flex_attention_backward",
@@ -23,13 +23,13 @@ _PURE_HIGHER_ORDER_OPS = ("cond", "while_loop", "scan", "associative_scan", "map
                           "wrap_with_autocast", "wrap_activation_checkpoint")  # fmt: skip
 # Top-level modules whose functions TorchDynamo puts into graphs. Functions of other modules come from torch.compiler.allow_in_graph.
 _TORCH_MODULES = ("torch", "_operator", "builtins", "math")
-_DROPOUTS = ("dropout_p", "dropout")
+_DROPOUT_ARGUMENTS = ("dropout_p", "dropout")
 
 
-def reason_in_captured(module: GraphModule) -> str:
+def obstacle_in_dynamo_graph(module: GraphModule) -> str:
     """Returns the reason why a TorchDynamo graph must not be run twice; "" if there is none.
 
-    Functions such as torch.dropout do not show whether they draw random numbers. `reason_in_aten` finds random ops.
+    Functions such as torch.dropout do not show whether they draw random numbers. `obstacle_in_aten_graph` finds random ops.
     """
     for node in _all_nodes(module):
         target = node.target
@@ -38,17 +38,17 @@ def reason_in_captured(module: GraphModule) -> str:
                 return _with_location(node, "the graph calls a module that is not part of torch")
         elif node.op == "call_function":
             if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
-                if reason := _reason_of_op(node):
+                if reason := _obstacle_of_op(node):
                     return _with_location(node, reason)
             elif str(getattr(target, "__module__", None) or "torch").partition(".")[0] not in _TORCH_MODULES:
                 return _with_location(node, "the graph calls a function that is not part of torch")
     return ""
 
 
-def reason_in_aten(module: GraphModule) -> str:
+def obstacle_in_aten_graph(module: GraphModule) -> str:
     """Returns the reason why an ATen graph must not be run twice; "" if there is none."""
     for node in _all_nodes(module):
-        if node.op == "call_function" and (reason := _reason_of_op(node)):
+        if node.op == "call_function" and (reason := _obstacle_of_op(node)):
             return _with_location(node, reason)
     return ""
 
@@ -59,7 +59,7 @@ def _with_location(node: Node, reason: str) -> str:
     return f"{reason}: {node.target}" + (f" at {line}" if line else "")
 
 
-def _reason_of_op(node: Node) -> str:
+def _obstacle_of_op(node: Node) -> str:
     """Returns the reason why the op of a node must not be run twice; "" if there is none."""
     op = node.target
     if isinstance(op, HigherOrderOperator):
@@ -81,7 +81,7 @@ def _reason_of_op(node: Node) -> str:
 
 def _has_zero_dropout(op: OpOverload, node: Node) -> bool:
     """True if an op with a dropout argument, such as attention, is called with dropout probability 0."""
-    defaults = {argument.name: argument.default_value for argument in op._schema.arguments if argument.name in _DROPOUTS}
+    defaults = {argument.name: argument.default_value for argument in op._schema.arguments if argument.name in _DROPOUT_ARGUMENTS}
     if not defaults:
         return False
     passed = passed_arguments(op, node.args, node.kwargs)
@@ -96,9 +96,10 @@ def _all_nodes(module: GraphModule) -> Iterator[Node]:
 
 
 def call_must_run_once(args: Sequence[Any]) -> bool:
-    """True if a call must not be repeated: a dispatch mode, hooks or a functorch transform see its ops, or an input is no plain tensor.
+    """True if a call must not be repeated.
 
-    A forked process that cannot use XLA must not repeat a call either.
+    That is so if a dispatch mode, hooks for saved tensors or a functorch transform would see its ops twice, if an input is neither a plain
+    tensor nor a number nor None, or if the process was forked and cannot use XLA.
     """
     if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None or forks.has_lost_xla():
         return True

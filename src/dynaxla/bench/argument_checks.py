@@ -1,6 +1,6 @@
-"""Checks of a command's arguments. Each function raises BenchmarkError for an invalid value, and lists the valid values.
+"""Reads and checks the arguments of a command. A check raises BenchmarkError for an invalid value, with the valid values.
 
-Importing this module imports neither torch nor JAX, and neither do the functions `check_names` and `check_device_name`.
+Neither an import of this module nor a call of `check_names` or `check_device_name` imports torch or JAX.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 
-def split(names: Iterable[str] | None) -> list[str]:
+def split_at_commas(names: Iterable[str] | None) -> list[str]:
+    """Returns the names in comma-separated arguments, without empty ones."""
     return [name.strip() for part in names or () for name in part.split(",") if name.strip()]
 
 
-def with_more(names: list[str], more: Iterable[str]) -> list[str]:
-    """Returns these names and more. An empty list stays empty, since it means the default names."""
-    return [*names, *more] if names else []
+def with_extra_names(names: list[str], extra: Iterable[str]) -> list[str]:
+    """Returns `names` followed by `extra`. An empty list stays empty, since it means the default names."""
+    return [*names, *extra] if names else []
 
 
 def check_names(kind: str, names: Iterable[str], valid: Iterable[str], where: str = "") -> None:
@@ -37,7 +38,7 @@ def check_names(kind: str, names: Iterable[str], valid: Iterable[str], where: st
     """
     valid = list(valid)
     if unknown := [name for name in dict.fromkeys(names) if name not in valid]:
-        raise BenchmarkError(f"no {kind} {', '.join(map(repr, unknown))}{where}; there are: {', '.join(valid)}")
+        raise BenchmarkError(f"unknown {kind} {', '.join(map(repr, unknown))}{where}; the valid names are: {', '.join(valid)}")
 
 
 def check_dtype(name: str) -> torch.dtype:
@@ -56,15 +57,15 @@ def check_device_name(name: str, *, with_jax: bool = False) -> None:
     """
     types = ("cpu", "cuda", "jax") if with_jax else ("cpu", "cuda")
     if not re.fullmatch(rf"({'|'.join(types)})(:\d+)?", name):
-        raise BenchmarkError(f"no device {name!r}; there are: cpu, cuda, cuda:N{', jax, jax:N' if with_jax else ''}")
+        raise BenchmarkError(f"unknown device {name!r}; the valid names are: cpu, cuda, cuda:N{', jax, jax:N' if with_jax else ''}")
 
 
 def check_device(name: str, jax_threads: int | None = None) -> torch.device:
-    """Returns the device with this name.
+    """Checks a device's name, and returns the device. The device "jax" is enabled if it is named.
 
     Args:
         name: for example "cuda:1".
-        jax_threads: threads for the device "jax", which is enabled if `name` names it; None if the command does not support it.
+        jax_threads: the number of threads of the device "jax"; None if the command does not support that device.
     """
     check_device_name(name, with_jax=jax_threads is not None)
     if jax_threads is not None and name.partition(":")[0] == "jax":
@@ -73,7 +74,7 @@ def check_device(name: str, jax_threads: int | None = None) -> torch.device:
 
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BenchmarkError(f"torch finds no device {name!r} here: it sees {torch.cuda.device_count()} CUDA devices")
+        raise BenchmarkError(f"there is no device {name!r}: the number of CUDA devices that torch finds is {torch.cuda.device_count()}")
     return device
 
 
@@ -93,7 +94,7 @@ def _device_of_jax(name: str, threads: int) -> torch.device:
 
 
 def check_writable(directory: Path) -> None:
-    """Creates a directory, and checks before the measurements that it can be written."""
+    """Creates a directory, and checks that it is writable. Call it before the measurements, so that no results are lost."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"

@@ -1,9 +1,9 @@
 """Imports a call's torch tensors as the arrays that an executable reads.
 
 An *alias* is a jax.Array that shares a tensor's memory without owning it. A later call may use the alias again if the tensor that it gets
-has the same metadata (shape, strides, dtype, device) and the same `data_ptr()`. It need not be the same tensor object. Every call compares
-the metadata and the addresses. So no alias needs to keep memory alive, and a program sees an in-place update of a parameter, because there
-is no second copy.
+has the same metadata (shape, strides, dtype, device) and the same `data_ptr()`. The tensor object may be another one. Every call compares
+the metadata and the addresses, so an alias need not keep the memory alive. A program sees in-place updates of a parameter, because it reads
+the parameter's own memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _data_ptr = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One parameter of the executable.
+class InputSpec:
+    """One input of the executable: the tensor for which it was compiled.
 
     Attributes:
         shape, stride, dtype: The shape, strides and dtype of the tensor for which the program was compiled.
@@ -79,7 +79,7 @@ class Arguments:
     On a GPU, the arrays and copies that this class makes are not ordered after torch's work; the caller must do that (runtime/streams.py).
     """
 
-    def __init__(self, parameters: Sequence[Parameter], torch_device: torch.device, device: jax.Device) -> None:
+    def __init__(self, parameters: Sequence[InputSpec], torch_device: torch.device, device: jax.Device) -> None:
         self.parameters = list(parameters)
         self._torch_device = torch_device
         self._device = device
@@ -89,8 +89,8 @@ class Arguments:
         """Returns one array per tensor, in the layout for which the executable was compiled.
 
         Raises:
-            DynaxlaError: A tensor has another shape, dtype or device than the executable's parameter, or has distinct elements in a
-                dimension in which the parameter is expanded (stride 0).
+            DynaxlaError: A tensor has another shape, dtype or device than the executable's input, or is not expanded (stride 0) in a
+                dimension in which that input is.
             UnsupportedTensor: A tensor is a fake tensor.
         """
         if not tensors:
@@ -100,11 +100,11 @@ class Arguments:
             return self._import_all(tensors)
         pointers, last_pointers = list(map(_data_ptr, tensors)), last.pointers
         to_import, have_moved = last.unaliased, pointers != last_pointers
-        if have_moved:
-            expected = last_pointers.copy()
+        if have_moved:  # a tensor without an alias may move, since each call imports it again
+            last_pointers_of_aliases = last_pointers.copy()
             for index in to_import:
-                expected[index] = pointers[index]
-            if expected != pointers:  # the tensor of an alias has another address
+                last_pointers_of_aliases[index] = pointers[index]
+            if last_pointers_of_aliases != pointers:  # the tensor of an alias has another address
                 to_import = [index for index, alias in enumerate(last.aliases) if alias is None or pointers[index] != last_pointers[index]]
         elif not to_import:
             return last.aliases
@@ -127,7 +127,7 @@ class Arguments:
     def _import_all(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         prepared = [self._prepare(index, tensor) for index, tensor in enumerate(tensors)]
         copied = [imported is not tensor for imported, tensor in zip(prepared, tensors, strict=True)]
-        # During a first call a dispatch mode of AOTAutograd is active, which would take longer to handle an op than the op itself takes.
+        # During a first call, AOTAutograd's dispatch modes are active. They would slow down every op below.
         with _disable_current_modes() if private.mode_count() else contextlib.nullcontext():
             imported = [self._import(index, tensor, False, copied[index]) for index, tensor in enumerate(prepared)]
         aliases = [alias for _, alias in imported]
@@ -149,18 +149,18 @@ class Arguments:
             raise DynaxlaError(
                 f"a program compiled for {parameter.dtype}{list(parameter.shape)} with strides {list(parameter.stride)} "
                 f"was called with {tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())} as input {index}",
-                hint="call it through torch.compile, whose guards compile the function again",
+                hint="call the function through torch.compile, which compiles it again for such inputs",
             )
         if tensor.device != self._torch_device:
             if not is_device_agnostic(tensor):
                 raise DynaxlaError(
                     f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device} as input {index}",
-                    hint="call it through torch.compile, whose guards compile the function again",
+                    hint="call the function through torch.compile, which compiles it again for such inputs",
                 )
-            _report_copy(index, tensor, f"it is on {tensor.device}, and the program on {self._torch_device}")
+            _report_copy(index, tensor, f"it is on {tensor.device}, and the program runs on {self._torch_device}")
             tensor = tensor.to(self._torch_device)
         if tensor.is_conj() or tensor.is_neg():
-            _report_copy(index, tensor, "it has the conjugate or the negative bit, and its memory holds other values")
+            _report_copy(index, tensor, "it has the conjugate or the negative bit, so its memory does not hold its values")
             tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.stride() != parameter.stride and Layout.of(tuple(tensor.shape), tensor.stride()) != parameter.layout:
             _report_copy(index, tensor, f"its strides are {tuple(tensor.stride())}, and the program was compiled for {parameter.stride}")
@@ -179,7 +179,7 @@ class Arguments:
             index: The index of the parameter.
             tensor: The tensor, as `_prepare` returns it.
             seen_before: True if the tensor has the same address as at the last call.
-            copied: True if the tensor is a copy for this call, whose memory only the array keeps alive.
+            copied: True if the tensor is a copy that was made for this call. Only the returned array keeps its memory alive.
         """
         parameter = self.parameters[index]
         layout = parameter.layout

@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 
 from ..bench import choices, from_source_tree
-from ..bench.argument_checks import check_device, check_device_name, check_dtype, check_names, check_writable, split, with_more
+from ..bench.argument_checks import (
+    check_device,
+    check_device_name,
+    check_dtype,
+    check_names,
+    check_writable,
+    split_at_commas,
+    with_extra_names,
+)
 from ..bench.benchmark_error import BenchmarkError
 from .terminal import console_for
 
@@ -82,7 +90,7 @@ def bench(
     The exit code is 1 if a model fails or disagrees with eager in any engine, 2 for a request that cannot be met.
     """
     with exit_on_errors():  # before torch and JAX are imported
-        _check_arguments(suite, split(models), [*split(engines), baseline], optimizer, dtype, device, memory, output)
+        _check_arguments(suite, split_at_commas(models), [*split_at_commas(engines), baseline], optimizer, dtype, device, memory, output)
 
     from ..bench import engines as standard_engines
     from ..bench import suites as standard_models
@@ -96,11 +104,13 @@ def bench(
         batch = batch or (4 if training else 1)
         placement = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type
-        cases = suites.choose(suite, split(models) or (suites.QUICK.get(suite, []) if quick else []))
+        cases = suites.choose(suite, split_at_commas(models) or (suites.QUICK.get(suite, []) if quick else []))
         engine_table.choose([baseline], [], kind)
         default_names = engine_table.default_engines(suite, kind, training=training, quick=quick)
         extra_names = [baseline, "dynaxla_tuned"] if tune else [baseline]
-        chosen, notes = engine_table.choose(with_more(split(engines), extra_names), with_more(default_names, extra_names), kind)
+        chosen, notes = engine_table.choose(
+            with_extra_names(split_at_commas(engines), extra_names), with_extra_names(default_names, extra_names), kind
+        )
         amortized_calls = amortized if amortized is not None else 10 if kind == "jax" else 0
         seconds_per_engine = seconds if seconds is not None else QUICK_SECONDS if quick else BenchSettings.seconds
         measure_memory = None if processes is None else processes.measure_memory

@@ -60,7 +60,8 @@ def export(
     output: Annotated[Path, typer.Option(help="The directory to write.", show_default=False)],
     inputs: Annotated[list[str] | None, _INPUTS] = None,
     platform: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(choices.PLATFORMS)}. Default: {', '.join(_PLATFORMS)}.")
+        list[str] | None,
+        typer.Option("--platform", "--platforms", help=f"Of {', '.join(choices.PLATFORMS)}. Default: {', '.join(_PLATFORMS)}."),
     ] = None,
     weights: Annotated[str, typer.Option(help="arguments: next to the program; constants: inside it.")] = "arguments",
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,

@@ -18,7 +18,7 @@ from ..runtime import private
 
 @dataclass(frozen=True)
 class OpSupport:
-    """The support of an op on a platform.
+    """How an op is computed on a platform.
 
     Attributes:
         op: the overload.
@@ -32,7 +32,7 @@ class OpSupport:
 
 
 def op_support(platform: str) -> list[OpSupport]:
-    """Returns the support of each functional overload of ATen and prims, and of each other op with a lowering.
+    """Returns an `OpSupport` for each functional overload of ATen and prims, and for each other op with a lowering.
 
     Args:
         platform: JAX's name of the platform.
@@ -57,7 +57,7 @@ def _functional_overloads() -> Iterator[OpOverload]:
             continue
         try:
             op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        except AttributeError:  # a TorchScript op, or an op that this build of torch names but does not have
+        except AttributeError:  # a TorchScript op, or an op that torch lists and this build does not include
             continue
         takes_tensors = any("Tensor" in str(argument.type) for argument in (*op._schema.arguments, *op._schema.returns))
         if takes_tensors and not op._schema.is_mutable:
@@ -67,17 +67,17 @@ def _functional_overloads() -> Iterator[OpOverload]:
 def totals_table(all_ops: Sequence[OpSupport]) -> Table:
     """Returns a table with the number of ops of each kind of support."""
     core = [item for item in all_ops if torch.Tag.core in item.op.tags]
-    table = Table("way", "ops", "of PyTorch's core set")
+    table = Table("computed by", "ops", "of PyTorch's core ops")
     totals, core_totals = Counter(item.kind for item in all_ops), Counter(item.kind for item in core)
     for kind in ("lowering", "decomposition", "kernel"):
         table.add_row(kind, str(totals[kind]), str(core_totals[kind]))
-    table.add_row("together", str(len(all_ops)), str(len(core)))
+    table.add_row("total", str(len(all_ops)), str(len(core)))
     return table
 
 
-def table_of_ops(listed: Sequence[OpSupport]) -> Table:
+def ops_table(listed: Sequence[OpSupport]) -> Table:
     """Returns a table with a row for each op."""
-    table = Table("op", "way", "where")
+    table = Table("op", "computed by", "where")
     for item in listed:
         table.add_row(str(item.op), item.kind, item.where)
     return table

@@ -35,7 +35,7 @@ def ops(
     if as_json:
         typer.echo(json.dumps([{"op": str(item.op), "way": item.kind, "where": item.where} for item in listed], indent=2))
     elif patterns:
-        console.print(op_table.table_of_ops(listed))
+        console.print(op_table.ops_table(listed))
     else:
         console.print(op_table.totals_table(listed))
         console.print("dynaxla ops PATTERN lists ops by name; dynaxla explain SCRIPT shows which way a script's own ops went")

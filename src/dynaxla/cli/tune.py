@@ -37,9 +37,9 @@ def tune(
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """
-    from ..bench.argument_checks import check_device_name, check_names, split
+    from ..bench.argument_checks import check_device_name, check_names, split_at_commas
 
-    names = split(models)
+    names = split_at_commas(models)
     with exit_on_errors():  # before torch and JAX are imported
         check_names("model", names, choices.MODELS)
         check_names("dtype", [dtype], choices.DTYPES)

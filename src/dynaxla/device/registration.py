@@ -115,5 +115,8 @@ def enable() -> None:
         devices.register(storages.NAME, pjrt_devices.jax_device)
         device_kinds.register(storages.NAME, storage_buffers)
         if not private.wrap_backward(_backward_in_this_thread):
-            raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
+            raise UnsupportedVersion(
+                f'torch {torch.__version__} runs backward passes in a way that the device "jax" does not support',
+                hint="`dynaxla doctor` names the releases of torch that were tested",
+            )
         _is_enabled = True

@@ -82,7 +82,7 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
 
 
 def content_of(storage: torch.UntypedStorage) -> jax.Array | StorageContent | None:
-    """Returns the array of a storage, or the object in its place. No recorded op runs for this.
+    """Returns the array of a storage, or the StorageContent that stands for it. No recorded op runs for this.
 
     Raises: RuntimeError for a storage that dynaxla did not create.
     """
@@ -92,8 +92,8 @@ def content_of(storage: torch.UntypedStorage) -> jax.Array | StorageContent | No
         if not storage.nbytes():
             return None
         raise RuntimeError(
-            f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it was not created by dynaxla, but for example "
-            'by DLPack; move the tensor with .to("jax")'
+            f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array, since dynaxla did not create it (DLPack creates "
+            'such storages); create the tensor on the CPU, and move it with .to("jax")'
         ) from None
 
 

@@ -231,7 +231,7 @@ class CallPlan:
             value, spec = values[output.index], output.spec
             if (value.shape, value.dtype) != (spec.shape, spec.dtype):
                 raise RuntimeError(
-                    f"an op returned {value.dtype} of shape {list(value.shape)}, but its fake (meta) implementation promised {spec}"
+                    f"an op returned {value.dtype} of shape {list(value.shape)}, but its fake (meta) implementation declared {spec}"
                 )
             return _with_spec(_in_own_storage(value, used), spec)
 

@@ -1,8 +1,8 @@
-"""Costs by line of the user's code, from XLA's profile of a few runs and the names of its instructions.
+"""Costs by line of the user's code, from an XLA profile of a few runs and the metadata of the HLO instructions.
 
-XLA's profile has the time of each instruction. In the program's text the metadata of the instruction has the name under which it was
-traced, with the number of the user's line (`events.line_scope`). A fusion consists of many instructions, possibly from several lines, and
-XLA measures only the fusion: its time is divided among the instructions by the number of elements that each computes.
+XLA's profile has the time of each instruction. In the HLO text, the metadata of each instruction has the name scope under which the op was
+traced. This name contains the number of the user's line (`events.line_scope`). A fusion consists of many instructions, possibly from
+several lines, and XLA measures only the fusion: its time is divided among the instructions by the number of elements that each computes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROFILED_RUNS = 3
 # The largest number of lines to report.
 MAX_LINES = 10
 # Seconds by kind of instruction.
-Kinds = Mapping[str, float]
-# A run of a program: the seconds by name of the event in XLA's profile.
-Run = dict[str, float]
-# An HLO module in XLA's profile: its name, and XLA's number for its program.
+SecondsByKind = Mapping[str, float]
+# The times of one run of a program: seconds by name of the event in XLA's profile.
+RunTimes = dict[str, float]
+# An HLO module in XLA's profile: its name and its program id.
 ModuleKey = tuple[str, int]
-# The smallest `HloText.match_score` with which events are attributed to a program.
+# A run is attributed to no program if the best `HloText.match_score` is below this value.
 _MIN_MATCH_SCORE = 0.3
 
 _HEADER = re.compile(r"^(?:ENTRY )?%?(?P<name>[^\s(]+) (?:\(.*\) -> .*)?\{$")
@@ -43,10 +43,10 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _NUMBER = re.compile(r"line\[(\d+)\]")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
-# Opcodes that move or name elements without computing.
+# Opcodes that move or name elements without computing. A fusion or a call is a data movement if all its nested instructions are.
 _NO_COMPUTATION = frozenset({"parameter", "constant", "broadcast", "bitcast", "tuple", "get-tuple-element", "reshape", "iota"})
 _DATA_MOVEMENTS = _NO_COMPUTATION | {"copy", "transpose", "fusion", "call", "slice", "copy-start", "copy-done"}
-# The maximum number of data movements between an instruction and the instruction whose line it gets.
+# The largest number of operands that `_line` follows, one after another, to find a line for a data movement.
 _MAX_DEPTH = 8
 # Opcodes that take many machine instructions for each element.
 _EXPENSIVE = frozenset(
@@ -80,7 +80,7 @@ class _Instruction:
 
 
 class HloText:
-    """The optimized HLO text of a module, parsed for the user's lines from which its instructions come."""
+    """The optimized HLO text of a module, parsed to find the user's line of each instruction."""
 
     def __init__(self, text: str) -> None:
         self._instructions: dict[str, _Instruction] = {}
@@ -104,21 +104,22 @@ class HloText:
                 )  # fmt: skip
                 current.append(found["name"])
 
-    def name_of(self, event: str) -> str | None:
-        """Returns the instruction of an event in XLA's profile; None if it is not in this program."""
+    def instruction_of(self, event: str) -> str | None:
+        """Returns the name of the instruction that an event measures; None if this program does not have it."""
         name = event
-        while name not in self._instructions and "__" in name:  # the suffix names the called function
+        # XLA appends "__" and the function's name to an event of a called function.
+        while name not in self._instructions and "__" in name:
             name = name.rpartition("__")[0]
         return name if name in self._instructions else None
 
-    def match_score(self, events: Collection[str]) -> float:
+    def match_score(self, event_names: Collection[str]) -> float:
         """Returns a score from 0 to 1; 1 if all events belong to this program, and all its instructions have events."""
-        event_names = {name for event in events if (name := self.name_of(event)) is not None}
+        measured_names = {name for event in event_names if (name := self.instruction_of(event)) is not None}
         entry_names = {name for name in self._entry if self._instructions[name].opcode not in _NO_COMPUTATION}
-        return len(event_names) / len(events) * min(1.0, len(event_names) / max(1, len(entry_names)))
+        return len(measured_names) / len(event_names) * min(1.0, len(measured_names) / max(1, len(entry_names)))
 
     def kind(self, name: str) -> str:
-        """Returns a readable kind of an instruction."""
+        """Returns the kind of an instruction in readable form, such as "fusion" or "oneDNN matmul"."""
         found = self._instructions[name]
         if found.opcode == "custom-call":
             return (
@@ -174,18 +175,18 @@ class Profiler:
         self.problem = ""
         self._stop: Callable[[], bytes] | None = None
         self._data: list[bytes] = []
-        self._runs_left: dict[int, int] = {}
-        self._runs: Counter[int] = Counter()
+        self._runs_to_profile: dict[int, int] = {}
+        self._profiled_counts: Counter[int] = Counter()
         self._lock = threading.RLock()
 
     def count_run(self, executable: Any) -> None:
         """Counts a run of a program, and starts or stops the profiler accordingly."""
         with self._lock:
-            runs_left = self._runs_left.setdefault(id(executable), PROFILED_RUNS + 1)
-            self._runs_left[id(executable)] = max(0, runs_left - 1)
+            to_profile = self._runs_to_profile.setdefault(id(executable), PROFILED_RUNS + 1)  # the first run is not profiled
+            self._runs_to_profile[id(executable)] = max(0, to_profile - 1)
             if self._stop is not None:
-                self._runs[id(executable)] += 1
-            if not any(self._runs_left.values()):
+                self._profiled_counts[id(executable)] += 1
+            if not any(self._runs_to_profile.values()):
                 self.end()
             elif self._stop is None and not self.problem:
                 self._begin()
@@ -196,7 +197,7 @@ class Profiler:
         except Exception as error:  # another profile is in progress
             self.problem = f"XLA's profiler did not start: {error}"
         if self._stop is None and not self.problem:
-            self.problem = "this jaxlib has no profiler where dynaxla looks for it"
+            self.problem = "dynaxla does not find the profiler of this jaxlib"
 
     def end(self) -> None:
         with self._lock:
@@ -207,69 +208,73 @@ class Profiler:
                 except Exception as error:
                     self.problem = f"XLA's profiler returned nothing: {error}"
 
-    def measured_runs(self, executable: Any) -> int:
-        return self._runs[id(executable)]
+    def profiled_count(self, executable: Any) -> int:
+        return self._profiled_counts[id(executable)]
 
-    def runs(self) -> dict[ModuleKey, list[Run]]:
-        """Returns the measured runs by module."""
-        found: dict[ModuleKey, dict[Any, Run]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
+    def times_by_module(self) -> dict[ModuleKey, list[RunTimes]]:
+        """Returns the times of the profiled runs, by module."""
+        found: dict[ModuleKey, dict[Any, RunTimes]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
         with warnings.catch_warnings():
-            # For the first event jaxlib creates a type in a way that Python 3.12 deprecates; as an error, the warning ends the process.
+            # jaxlib issues a DeprecationWarning when it creates the type of the first event. If warnings are errors, that ends the process.
             warnings.simplefilter("ignore", DeprecationWarning)
             for number, data in enumerate(self._data):
                 for plane in jax.profiler.ProfileData.from_serialized_xspace(data).planes:
-                    _read(plane, number, found)
+                    _add_events(plane, number, found)
         return {module: list(runs.values()) for module, runs in found.items()}
 
 
-def _read(plane: Any, number: int, found: dict[ModuleKey, dict[Any, Run]]) -> None:
-    """Adds the events of a plane of profile `number` to `found`: the seconds by event, by run, by module."""
+def _add_events(plane: Any, profile_number: int, found: dict[ModuleKey, dict[Any, RunTimes]]) -> None:
+    """Adds the events of a plane of a profile to `found`, which has, for each module and each run, the seconds by event."""
     ends: dict[Any, float] = {}
-    op_events: list[tuple[Any, Run, str, float, float]] = []
+    op_events: list[tuple[Any, RunTimes, str, float, float]] = []
     for line in plane.lines:
         for event in line.events:
             stats = dict(event.stats)
             if (op := stats.get("hlo_op")) is not None and "hlo_module" in stats:
-                run = found[str(stats["hlo_module"]), int(stats.get("program_id", 0))][number, stats.get("run_id")]
+                run = found[str(stats["hlo_module"]), int(stats.get("program_id", 0))][profile_number, stats.get("run_id")]
                 op_events.append((stats.get("_p"), run, str(op), event.start_ns, event.duration_ns))
             elif event.name.startswith("end: ") and "_c" in stats:
                 ends[stats["_c"]] = event.start_ns
     for flow, run, op, start, duration in op_events:
-        # A thunk that continues in other threads returns before it is done.
+        # A thunk that continues in other threads returns early. XLA records an event "end: ..." when the work is done. The statistic "_c"
+        # of that event equals "_p" of the thunk's event.
         run[op] += max(duration, ends.get(flow, start) - start) / 1e9
 
 
 def costs(
     profiler: Profiler, runs: Sequence[tuple[Any, float]], by_torch: Mapping[int, Mapping[int, float]]
 ) -> tuple[tuple[Cost, ...], float | None]:
-    """Returns the costliest lines of the user's code, and the fraction of time without a known line; None if nothing was measured.
+    """Returns the costliest lines of the user's code, and the fraction of the time without a known line.
+
+    The fraction is None if nothing was measured.
 
     Args:
         profiler: the profiler of the runs.
-        runs: the executables, with the number of runs of each for which costs are computed.
-        by_torch: for each executable that runs torch's kernels, by id(): the seconds of a run by line number.
+        runs: each executable, with the number of its runs that the costs are for.
+        by_torch: the seconds of torch's kernels in one run, by `id()` of the executable, and then by line number.
     """
     texts: dict[str, list[tuple[HloText, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
     for executable, count in runs:
-        measured_runs = profiler.measured_runs(executable)
-        if executable.program is None or not measured_runs:
+        profiled_count = profiler.profiled_count(executable)
+        if executable.program is None or not profiled_count:
             continue
         for module in executable.program.text().split("HloModule ")[1:]:  # a program may consist of several modules
-            texts[f"jit_{executable.name}"].append((HloText(module), count / measured_runs))
+            # The factor scales from the profiled runs to all runs.
+            texts[f"jit_{executable.name}"].append((HloText(module), count / profiled_count))
     seconds_by_line: defaultdict[int, float] = defaultdict(float)
     kinds_by_line: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for executable, count in runs:
         for line, seconds in by_torch.get(id(executable), {}).items():
             seconds_by_line[line] += seconds * count
             kinds_by_line[line][BY_TORCH] += seconds * count
-    for (name, _), measured in sorted(profiler.runs().items()):
+    for (name, _), measured in sorted(profiler.times_by_module().items()):
         median = sorted(measured, key=lambda run: sum(run.values()))[(len(measured) - 1) // 2]
         found = _take_best_match(texts.get(name, []), median)
         if found is None:
             continue
         text, weight = found[0], found[1] * len(measured)
         for event, seconds in median.items():
-            instruction = text.name_of(event)
+            instruction = text.instruction_of(event)
             if instruction is None:
                 seconds_by_line[events.NO_LINE] += seconds * weight
                 continue
@@ -281,10 +286,10 @@ def costs(
     return _costliest(seconds_by_line, kinds_by_line)
 
 
-def _take_best_match(texts: list[tuple[HloText, float]], measured: Run) -> tuple[HloText, float] | None:
-    """Removes from a list of programs with the same name the program to which a run belongs, and returns it; None if none matches.
+def _take_best_match(texts: list[tuple[HloText, float]], measured: RunTimes) -> tuple[HloText, float] | None:
+    """Removes and returns the program to which a run belongs; None if none matches. `texts` has the programs with the run's module name.
 
-    XLA numbers programs in the order of compilation, so programs with equal scores are found in that order.
+    XLA numbers programs in the order of compilation, so among equal scores the first is taken.
     """
     scores = [text.match_score(measured) for text, _ in texts]
     if not scores or max(scores) < _MIN_MATCH_SCORE:
@@ -292,12 +297,12 @@ def _take_best_match(texts: list[tuple[HloText, float]], measured: Run) -> tuple
     return texts.pop(scores.index(max(scores)))
 
 
-def _costliest(seconds_by_line: Mapping[int, float], kinds_by_line: Mapping[int, Kinds]) -> tuple[tuple[Cost, ...], float | None]:
+def _costliest(seconds_by_line: Mapping[int, float], kinds_by_line: Mapping[int, SecondsByKind]) -> tuple[tuple[Cost, ...], float | None]:
     total = sum(seconds_by_line.values())
     if not total:
         return (), None
     frames = events.lines()
-    merged: dict[Line, tuple[float, Kinds]] = {}
+    merged: dict[Line, tuple[float, SecondsByKind]] = {}
     unplaced = 0.0
     for number, seconds in seconds_by_line.items():
         line = Line.of_frame(frames[number]) if number != events.NO_LINE else None

@@ -399,7 +399,10 @@ def _hashable(facts: Any) -> Any:
     try:
         hash(facts)
     except TypeError as error:
-        raise CaptureError(f"the step can reach a value that dynaxla cannot compare with its value at an earlier call: {error}") from error
+        raise CaptureError(
+            f"the step can read a value that dynaxla cannot compare with its value at an earlier call: {error}",
+            hint="pass the value as an argument, or keep it out of the step",
+        ) from error
     return facts
 
 

@@ -255,7 +255,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise DynaxlaError(
-            f"{ctx.autograd_call.call.name}, a function of to_torch, does not support torch's forward-mode derivatives",
+            f"{ctx.autograd_call.call.name}, a function that to_torch returned, does not support torch's forward-mode derivatives",
             hint="use reverse mode (torch.func.vjp, torch.func.jacrev), or call jax.jvp inside the JAX function",
         )
 

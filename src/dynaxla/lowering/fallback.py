@@ -132,12 +132,16 @@ def _copy_results(op: Any, results: Sequence[Any], buffers: Sequence[torch.Tenso
     """
     tensors = [result for result in results if isinstance(result, torch.Tensor)]
     if len(tensors) != len(specs):
-        raise RuntimeError(f"{op} returned {len(tensors)} tensors, its fake (meta) implementation promised {len(specs)}")
+        raise RuntimeError(
+            f"{op} returned {len(tensors)} tensors, but its fake (meta) implementation declared {len(specs)}: "
+            "correct the function that was passed to register_fake"
+        )
     for buffer, result, spec in zip(buffers, tensors, specs, strict=True):
         if result.shape != spec.shape or result.dtype != spec.dtype:
             raise RuntimeError(
                 f"{op} returned {result.dtype} of shape {list(result.shape)}, "
-                f"its fake (meta) implementation promised {spec.dtype} of shape {list(spec.shape)}"
+                f"but its fake (meta) implementation declared {spec.dtype} of shape {list(spec.shape)}: correct the function that was "
+                "passed to register_fake"
             )
         buffer.copy_(result)
 

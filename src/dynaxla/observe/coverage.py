@@ -55,7 +55,7 @@ def snapshot() -> dict[str, dict[str, int]]:
 
 
 def reset() -> None:
-    """Sets all counts to zero."""
+    """Sets all counts to zero. An op whose fallback was logged is not logged again."""
     with _lock:
         _lowered.clear()
         _fallbacks.clear()

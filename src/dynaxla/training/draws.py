@@ -1,6 +1,6 @@
-"""Random draws that a step repeats: `torch.utils.checkpoint` restores the generator's state before it recomputes a region.
+"""Finds random draws that a step repeats. `torch.utils.checkpoint` restores the generator's state before it recomputes a region.
 
-A *draw* is a call of a random op. Fake tensors draw nothing, so a recording advances torch's generators, by one number for each draw. If
+A *draw* is a call of a random op. An op on fake tensors does not advance torch's generator, so the recording itself draws one number. If
 two draws of an op begin with the generator in the same state, the later draw repeats the earlier draw: both give the same numbers.
 """
 
@@ -26,12 +26,12 @@ _VALUE_INDEPENDENT = frozenset(
 
 
 class Draws:
-    """The draws of one recording, without repetitions: for each key that `key_of` returns, the first draw with that key."""
+    """The first draw with each key in one recording. `next_key` returns the key of a draw."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[Any, ...], tuple[Node, Any]] = {}
 
-    def key_of(self, op: Any, args: Any, kwargs: Any, device: torch.device) -> tuple[Any, ...]:
+    def next_key(self, op: Any, args: Any, kwargs: Any, device: torch.device) -> tuple[Any, ...]:
         """Returns the key of a draw, and advances the generator by one number.
 
         The key has the op, the device, the generator's state before the draw, the shapes and dtypes of tensors, and the other arguments.
@@ -69,30 +69,30 @@ def depends_on_values(op: Any) -> bool:
     return name not in _VALUE_INDEPENDENT and f"{name}.{op._schema.overload_name}" not in _VALUE_INDEPENDENT
 
 
-def is_same(first: Any, second: Any, aliases: dict[Node, Node]) -> bool:
+def have_equal_values(first: Any, second: Any, first_draws: dict[Node, Node]) -> bool:
     """True if two arguments have the same value: equal constants, or nodes that the same ops compute from the same nodes.
 
     Args:
         first: a node, a constant, or a sequence of nodes and constants.
         second: likewise.
-        aliases: maps the node of each repeated draw to the node of the first draw.
+        first_draws: maps the node of each repeated draw to the node of the first draw.
     """
     if isinstance(first, Node) and isinstance(second, Node):
-        first, second = _origin(first, aliases), _origin(second, aliases)
+        first, second = _origin(first, first_draws), _origin(second, first_draws)
         if first is second:
             return True
         if first.op != "call_function" or first.target is not second.target or first.kwargs.keys() != second.kwargs.keys():
             return False
-        return is_same((*first.args, *first.kwargs.values()), (*second.args, *second.kwargs.values()), aliases)
+        return have_equal_values((*first.args, *first.kwargs.values()), (*second.args, *second.kwargs.values()), first_draws)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(is_same(*items, aliases) for items in zip(first, second, strict=True))
+        return len(first) == len(second) and all(have_equal_values(*items, first_draws) for items in zip(first, second, strict=True))
     return type(first) is type(second) and bool(first == second)
 
 
-def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
-    """Returns the node that computes the value of `node`: skips aliases, detaches and repeated draws."""
-    while node in aliases or node.target in (aten.alias.default, aten.detach.default):
-        node = aliases[node] if node in aliases else node.args[0]
+def _origin(node: Node, first_draws: dict[Node, Node]) -> Node:
+    """Returns the node that computes the value of `node`: skips aten.alias, aten.detach and repeated draws."""
+    while node in first_draws or node.target in (aten.alias.default, aten.detach.default):
+        node = first_draws[node] if node in first_draws else node.args[0]
     return node
 
 

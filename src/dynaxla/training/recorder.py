@@ -40,7 +40,7 @@ from ..runtime.private import storage_id
 from ..torch_ops import aten
 from ..user_frames import location_of
 from . import inplace_collectives, traced_numbers, tracked_arrays
-from .draws import Draws, depends_on_values, is_random_draw, is_same, preserve_rng_state
+from .draws import Draws, depends_on_values, have_equal_values, is_random_draw, preserve_rng_state
 from .fused_steps import FusedStep, fused_step
 from .local_shards import with_local_tensors
 from .recording_settings import InKernelFakeMode, without_torch_compile
@@ -212,7 +212,7 @@ class Recorder:
             result: its result, with fake tensors.
         """
         tensors = [item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor)]
-        draw_key = self._draws.key_of(op, args, kwargs, tensors[0].device)
+        draw_key = self._draws.next_key(op, args, kwargs, tensors[0].device)
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (args, kwargs))
         first = self._draws.first(draw_key)
         if first is None:
@@ -220,7 +220,7 @@ class Recorder:
             self._draws.add(draw_key, node, result)
             return self._bind_result(node, result)
         node, first_result = first
-        if depends_on_values(op) and not is_same(
+        if depends_on_values(op) and not have_equal_values(
             (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._repeated_draws
         ):
             hint = "draw the numbers with torch.rand, whose results depend only on the generator"

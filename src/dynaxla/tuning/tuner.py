@@ -22,11 +22,11 @@ from ..runtime import machine, meshes, private, programs
 from ..runtime.store import Store
 
 # The seconds after which no further round begins. In a round each implementation of the problem is called once.
-_SECONDS = 0.3
+_MAX_SECONDS = 0.3
 _MINIMUM_ROUNDS = 3
 _MAXIMUM_ROUNDS = 50
-# An implementation is chosen only if it takes less than this fraction of the expected one's time: a smaller gain is noise, or is lost among
-# the other parts of the program.
+# The expected implementation is the one that is chosen without measurements. Another one is chosen only if it takes less than this fraction
+# of the expected one's time: a smaller gain is noise, or is lost among the other parts of the program.
 _WORTHWHILE = 0.95
 
 
@@ -72,10 +72,10 @@ class Tuner:
 
     Args:
         device: the device to measure on.
-        forced: by op: an implementation that the user demands for each problem that it supports.
+        forced: by op, the name of the implementation that the user requires. It is used for every problem that it supports.
         options: XLA's options.
         store: the store with the measurements of earlier processes, or None.
-        keep_heap: see `programs.compile_lowered`; the value for the programs that will use the implementations.
+        keep_heap: as for the programs that will use the implementations; see `programs.compile_lowered`.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Tuner:
         if not calls:
             raise CompilationError(
                 f"XLA could not compile any implementation of {problem}: {refusals}",
-                hint="options={'tune': False} does not try all implementations",
+                hint="use options={'tune': False}, which compiles only the expected implementation",
             )
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
             call()
         start = time.perf_counter()
         for number in range(_MAXIMUM_ROUNDS):
-            if number >= _MINIMUM_ROUNDS and time.perf_counter() - start > _SECONDS:
+            if number >= _MINIMUM_ROUNDS and time.perf_counter() - start > _MAX_SECONDS:
                 break
             for name, call in calls.items():
                 before = time.perf_counter()

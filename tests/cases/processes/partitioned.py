@@ -426,7 +426,7 @@ def reasons(rank: int) -> None:
         (writes, x, "writes to an input|returns an input"),
         (lambda x: (twice := x.to_local() * 2, twice[1:]), x, "share memory"),
         (lambda x: (x * 2).t(), x, "is not contiguous"),
-        (lambda x: (x.sum(0).to_local(), x + 1), x, "to_local of a partial tensor"),
+        (lambda x: (x.sum(0).to_local(), x + 1), x, "to_local on a partial tensor"),
         (lambda x: nn.functional.dropout(x.to_local(), 0.5) * 0, x, "random"),
         (averaged, x, "from_local"),
     ]  # fmt: skip

@@ -315,9 +315,9 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
     def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if any(placement.is_partial() for placement in value.placements):
             raise NotPartitioned(
-                f"to_local of a partial tensor (placements {value.placements})",
+                f"the graph calls to_local on a partial tensor (placements {value.placements})",
                 where=user_line(node),
-                hint="redistribute it to Replicate() or Shard(dim) before",
+                hint="redistribute the tensor to Replicate() or Shard(dim) before to_local",
             )
         self._view.spec(value.placements, value.shape, node)
         grad_reductions = []

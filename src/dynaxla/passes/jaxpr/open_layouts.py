@@ -94,7 +94,7 @@ def check_closed(orders: Orders, open_indices: Collection[int]) -> None:
     for index, order in orders.items():
         if index not in open_indices and order != tuple(range(len(order))):
             raise CompilationError(
-                f"XLA chose the dimension order {list(order)} for array {index}, and dynaxla requested row-major order",
+                f"XLA chose the dimension order {list(order)} for array {index}, although dynaxla requested row-major order",
                 hint="this version of jax or of its plugin ignores requested layouts: install another version",
             )
 

@@ -87,7 +87,7 @@ def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
             raise NoPaddingRule("operands are padded along different sizes")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
     if reduce not in ("set", *_NEUTRAL, *_BY_EDGE_FILLING):
-        raise NoPaddingRule(f"it scatters with reduce={reduce!r}")
+        raise NoPaddingRule(f"there is no padding rule for reduce={reduce!r}")
     source = node.args[3]
     if is_tensor(source):
         assert isinstance(source, Node)

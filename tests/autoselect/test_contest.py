@@ -1,4 +1,7 @@
-"""Engines that are planted wrong are never chosen, inputs stay as eager mode leaves them, and who is fastest is kept."""
+"""Tests of the contest of engines.
+
+Engines with planted errors are never chosen, inputs are as eager mode leaves them, and the fastest engine is stored.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,36 @@ from support.fakes import wrong_engines
 
 @pytest.fixture(autouse=True)
 def engines() -> Iterator[None]:
+    """Registers the engines of `wrong_engines` during a test, and clears the verdicts of earlier tests."""
     engine_decisions.reset()
     with wrong_engines.planted(**wrong_engines.ENGINES):
         yield
 
 
 def compiled(function: Any, *engines: str, **settings: Any) -> Any:
-    """Engines besides dynaxla."""
+    """Returns the function compiled with dynaxla_auto, for dynaxla and the given engines.
+
+    Args:
+        function: the function or module.
+        engines: the names of the engines that compete with dynaxla.
+        settings: arguments of torch.compile, and `cache`, the folder of stored choices. Without `cache`, no choice is stored.
+    """
     options = {"engines": ["dynaxla", *engines], "cache": settings.pop("cache", "")}
     return torch.compile(function, backend="dynaxla_auto", options=options, **settings)
 
 
-def settled(call: Callable[[], None], count: int = 1, most: int = 800) -> dict[str, Any]:
-    """Call until there are so many verdicts, and once more; the last one."""
-    for _ in range(most):
+def call_until_verdict(call: Callable[[], None], count: int = 1, max_calls: int = 800) -> dict[str, Any]:
+    """Calls a function until there are `count` verdicts, and twice more. Returns the last verdict.
+
+    Raises: AssertionError if there are fewer verdicts after `max_calls` calls.
+    """
+    for _ in range(max_calls):
         call()
         if len(engine_decisions.verdicts()) >= count:
             call()
             call()
             return engine_decisions.verdicts()[-1]
-    raise AssertionError(f"no verdict after {most} calls: {engine_decisions.verdicts()}")
+    raise AssertionError(f"fewer than {count} verdicts after {max_calls} calls: {engine_decisions.verdicts()}")
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -63,7 +76,7 @@ def test_a_wrong_engine_is_not_chosen(engine: str, reason: str) -> None:
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     before = x.clone()
     call = compiled(product, engine, "eager")
-    verdict = settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
     assert verdict["chosen"] in ("dynaxla", "eager")
     assert reason in verdict["left_out"][engine]
     assert torch.equal(x, before)
@@ -72,16 +85,16 @@ def test_a_wrong_engine_is_not_chosen(engine: str, reason: str) -> None:
 def test_a_slow_engine_is_not_chosen_and_a_right_one_may_be() -> None:
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     call = compiled(product, "planted_slow", "eager")
-    verdict = settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
     assert verdict["chosen"] != "planted_slow"
     assert verdict["seconds"]["planted_slow"] > 0.002
     assert verdict["seconds"][verdict["chosen"]] == min(verdict["seconds"].values())
     assert verdict["phase"] == "inference"
 
 
-@pytest.mark.parametrize(("slower", "most"), [(1.05, 600), (3.0, 100)])
-def test_engines_of_nearly_the_same_speed_are_told_apart(slower: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that is up to a third slower for some calls in succession."""
+@pytest.mark.parametrize(("slower", "max_calls"), [(1.05, 600), (3.0, 100)])
+def test_the_fastest_engine_is_chosen_on_a_noisy_machine(slower: float, max_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates a machine that is up to 30 % slower for several calls in a row."""
     for seed in range(60):
         dice, clock, other_work = random.Random(seed), [0.0], [1.0]
         internals.clock_of_contests(monkeypatch, lambda _, clock=clock: clock[0])
@@ -98,14 +111,14 @@ def test_engines_of_nearly_the_same_speed_are_told_apart(slower: float, most: in
         engines = {"dynaxla": engine(1e-3 * slower), "other": engine(1e-3), "eager": engine(4e-3)}
         trial = contest.Contest(f"graph {seed}", engines["eager"], engines, {}, torch.device("cpu"), False)
         calls = 0
-        while not trial.serving and calls < most:
+        while not trial.serving and calls < max_calls:
             trial.call((), [torch.ones(2)])
             calls += 1
         assert trial.serving == {(): engines["other"]}, (seed, calls)
 
 
-def test_an_engine_that_is_wrong_at_the_second_size_goes_then() -> None:
-    """The first size is its own: there it is right."""
+def test_an_engine_that_is_wrong_for_a_new_size_is_excluded() -> None:
+    """The engine is right for 4 rows and wrong for any other number of rows."""
     w = torch.randn(6, 5)
     call = compiled(product, "planted_other_sizes", dynamic=True)
     for rows in [4] * 60 + [7] * 60 + [4] * 5:
@@ -117,18 +130,19 @@ def test_an_engine_that_is_wrong_at_the_second_size_goes_then() -> None:
 
 
 def test_a_winner_that_is_wrong_later_is_followed_by_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Always chooses planted_other_sizes.
     internals.choice_of_engine(monkeypatch, lambda seconds: min(seconds, key="planted_other_sizes".__ne__))
     w = torch.randn(6, 5)
     call = compiled(product, "planted_other_sizes", "eager", dynamic=True)
     four, seven = torch.randn(4, 6), torch.randn(7, 6)
-    assert settled(lambda: torch.testing.assert_close(call(four, w), product(four, w)))["chosen"] == "planted_other_sizes"
-    verdict = settled(lambda: torch.testing.assert_close(call(seven, w), product(seven, w)), count=2)
+    assert call_until_verdict(lambda: torch.testing.assert_close(call(four, w), product(four, w)))["chosen"] == "planted_other_sizes"
+    verdict = call_until_verdict(lambda: torch.testing.assert_close(call(seven, w), product(seven, w)), count=2)
     assert verdict["chosen"] in ("dynaxla", "eager")
     assert "without planted_other_sizes" in verdict["why"]
     torch.testing.assert_close(call(four, w), product(four, w))
 
 
-def test_sizes_that_are_always_new() -> None:
+def test_a_verdict_exists_even_if_no_size_repeats() -> None:
     w = torch.randn(6, 5)
     call = compiled(product, "planted_right", "eager", dynamic=True)
     for rows in range(17, 32):
@@ -139,20 +153,20 @@ def test_sizes_that_are_always_new() -> None:
 
 
 def test_mutations() -> None:
-    """A wrong write is seen; the user's inputs are written to once in each call."""
+    """An engine that writes wrong values to an input is excluded. Each call writes to the user's input once."""
 
     def step(count: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         count.add_(x)
         return count * 2
 
-    mine, eager, x = torch.zeros(3, 4), torch.zeros(3, 4), torch.randn(3, 4)
+    written, expected, x = torch.zeros(3, 4), torch.zeros(3, 4), torch.randn(3, 4)
     call = compiled(step, "planted_in_mutation", "eager")
 
-    def one() -> None:
-        torch.testing.assert_close(call(mine, x), step(eager, x))
-        torch.testing.assert_close(mine, eager)
+    def one_call() -> None:
+        torch.testing.assert_close(call(written, x), step(expected, x))
+        torch.testing.assert_close(written, expected)
 
-    verdict = settled(one)
+    verdict = call_until_verdict(one_call)
     assert verdict["chosen"] in ("dynaxla", "eager")
     assert "input 0 differs after the call" in verdict["left_out"]["planted_in_mutation"]
 
@@ -163,7 +177,7 @@ def test_views_of_inputs_stay_views() -> None:
 
     x = torch.randn(3, 4)
     call = compiled(view, "planted_no_view", "eager")
-    verdict = settled(lambda: torch.testing.assert_close(call(x), view(x)))
+    verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x), view(x)))
     assert "result 0 shares memory with nothing, eager mode's with input 0" in verdict["left_out"]["planted_no_view"]
     call(x).zero_()
     assert not x[:, 1:].any()
@@ -179,35 +193,35 @@ class Net(nn.Module):
 
 
 def test_training() -> None:
-    """Statistics and gradients of every step are eager mode's; an engine that is wrong in its backward pass alone is left out."""
+    """Each step gives the gradients and statistics of eager mode. An engine that is wrong only in its backward pass is excluded."""
     torch.manual_seed(0)
-    mine, eager = Net(), Net()
-    eager.load_state_dict(mine.state_dict())
-    call = compiled(mine, "planted_in_backward", "planted_slow", "eager")
-    calls: list[int] = []
-    mine.layers[0].weight.register_hook(lambda gradient: calls.append(1))
+    net, eager_net = Net(), Net()
+    eager_net.load_state_dict(net.state_dict())
+    call = compiled(net, "planted_in_backward", "planted_slow", "eager")
+    hook_calls: list[int] = []
+    net.layers[0].weight.register_hook(lambda gradient: hook_calls.append(1))
     steps = 0
 
-    def one() -> None:
+    def one_step() -> None:
         nonlocal steps
         steps += 1
         x = torch.randn(5, 6)
-        for model, function in ((mine, call), (eager, eager)):
+        for model, function in ((net, call), (eager_net, eager_net)):
             model.zero_grad()
             function(x).square().sum().backward()
-        for (name, one), other in zip(mine.named_parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
-        for one, other in zip(mine.buffers(), eager.buffers(), strict=True):
-            torch.testing.assert_close(one, other)
+        for (name, parameter), other in zip(net.named_parameters(), eager_net.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
+        for buffer, other in zip(net.buffers(), eager_net.buffers(), strict=True):
+            torch.testing.assert_close(buffer, other)
 
-    verdict = settled(one)
+    verdict = call_until_verdict(one_step)
     assert verdict["phase"] == "training"
     assert verdict["chosen"] in ("dynaxla", "eager")
     assert "the gradients differ" in verdict["left_out"]["planted_in_backward"]
-    assert len(calls) == steps
+    assert len(hook_calls) == steps
 
 
-def test_what_is_not_run_twice() -> None:
+def test_graphs_with_random_or_custom_ops_run_once() -> None:
     torch.manual_seed(3)
     x = torch.randn(50)
     drop = compiled(lambda x: nn.functional.dropout(x, 0.5) * 2, "planted_right", "eager")
@@ -229,7 +243,7 @@ def test_what_is_not_run_twice() -> None:
     assert "the graph calls a custom op" in engine_decisions.verdicts()[-1]["why"]
 
 
-def test_no_call_runs_an_engine_more_than_once_beside_eager_mode() -> None:
+def test_each_call_runs_an_engine_at_most_once() -> None:
     runs: list[str] = []
 
     def counting(module: Any, _: Any) -> Callable[..., Any]:
@@ -239,63 +253,63 @@ def test_no_call_runs_an_engine_more_than_once_beside_eager_mode() -> None:
     with wrong_engines.planted(planted_counting=counting):
         call = compiled(product, "planted_counting", "eager")
         before = metrics.snapshot().get("trials", 0)
-        seen = []
+        runs_per_call = []
 
-        def one() -> None:
+        def one_call() -> None:
             runs.clear()
             call(x, w)
-            seen.append(len(runs))
+            runs_per_call.append(len(runs))
 
-        settled(one)
-    assert max(seen) == 1
-    assert metrics.snapshot()["trials"] - before == 2
+        call_until_verdict(one_call)
+    assert max(runs_per_call) == 1
+    assert metrics.snapshot()["trials"] - before == 2  # one check for each engine except eager mode
 
 
-def test_a_choice_is_kept_and_a_damaged_one_forgotten(tmp_path: Path) -> None:
+def test_a_choice_is_stored_and_a_damaged_file_is_ignored(tmp_path: Path) -> None:
     x, w = torch.randn(4, 6), torch.randn(6, 5)
 
-    def one() -> None:
+    def one_call() -> None:
         torch.testing.assert_close(call(x, w), product(x, w))
 
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
-    first = settled(one)
+    first = call_until_verdict(one_call)
     torch._dynamo.reset()
     engine_decisions.reset()
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
-    one()
+    one_call()
     (verdict,) = engine_decisions.verdicts()
     assert verdict["kept"]
     assert (verdict["chosen"], verdict["seconds"]) == (first["chosen"], first["seconds"])
     assert "an earlier process" in verdict["left_out"]["planted_slow"]
-    one()
+    one_call()
     (file,) = (tmp_path / "engines").iterdir()
     file.write_bytes(b"something else")
     torch._dynamo.reset()
     engine_decisions.reset()
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
-    assert not settled(one)["kept"]
+    assert not call_until_verdict(one_call)["kept"]
 
 
 def test_threads_that_call_at_once() -> None:
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     call = compiled(product, "planted_right", "planted_slow", "eager")
     call(x, w)
-    wrong: list[Exception] = []
+    errors: list[Exception] = []
 
     def work() -> None:
         try:
             for _ in range(60):
                 torch.testing.assert_close(call(x, w), product(x, w))
         except Exception as error:
-            wrong.append(error)
+            errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
-    settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    assert not errors
+    call_until_verdict(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
     assert len(engine_decisions.verdicts()) == 1
 
 
@@ -305,32 +319,32 @@ def test_inference_mode_and_autocast() -> None:
     call = compiled(net, "planted_always", "eager")
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         expected = net(x)
-        verdict = settled(lambda: torch.testing.assert_close(call(x), expected, rtol=2e-2, atol=2e-2))
+        verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x), expected, rtol=2e-2, atol=2e-2))
     assert verdict["chosen"] in ("dynaxla", "eager")
 
 
-def test_a_users_mistake_is_the_users() -> None:
+def test_an_error_from_invalid_inputs_excludes_no_engine() -> None:
     table, call = torch.randn(4, 3), compiled(lambda table, index: table[index] * 2, "planted_right", "eager")
     good, bad = torch.tensor([1, 2]), torch.tensor([1, 9])
     with pytest.raises((IndexError, RuntimeError)):
         call(table, bad)
-    settled(lambda: torch.testing.assert_close(call(table, good), table[good] * 2))
+    call_until_verdict(lambda: torch.testing.assert_close(call(table, good), table[good] * 2))
     assert not engine_decisions.verdicts()[-1]["left_out"]
 
 
-def test_other_threads_settings_are_other_graphs() -> None:
-    """TorchDynamo compiles anew for another number of threads, and so the contest begins anew."""
+def test_a_new_number_of_threads_starts_a_new_contest() -> None:
+    """TorchDynamo compiles the function again for another number of threads. The new graph has its own contest."""
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     call = compiled(product, "eager")
-    settled(lambda: call(x, w))
+    call_until_verdict(lambda: call(x, w))
     torch.set_num_threads(2)
     try:
-        settled(lambda: call(x, w), count=2)
+        call_until_verdict(lambda: call(x, w), count=2)
     finally:
         torch.set_num_threads(1)
 
 
-def test_bad_requests() -> None:
+def test_invalid_engines_are_refused() -> None:
     def refused(message: str, backend: str = "dynaxla_auto", **options: Any) -> None:
         with pytest.raises(OptionError, match=message):
             torch.compile(lambda x: x + 1, backend=backend, options=options)(torch.ones(3))
@@ -343,13 +357,13 @@ def test_bad_requests() -> None:
 
 
 @pytest.mark.slow
-def test_all_the_usual_engines() -> None:
-    """With Inductor, which has to compile, as on the page of engines; and a tensor that the graph holds by itself."""
+def test_the_default_engines_agree() -> None:
+    """The default engines are dynaxla, Inductor and eager mode. The graph has linear layers, a batch norm and a GELU."""
     net = Net().eval()
     call = torch.compile(net, backend="dynaxla_auto", options={"cache": ""})
     x = torch.randn(5, 6)
     with torch.no_grad():
-        verdict = settled(lambda: torch.testing.assert_close(call(x), net(x), rtol=1e-4, atol=1e-5))
+        verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x), net(x), rtol=1e-4, atol=1e-5))
     assert set(verdict["seconds"]) | set(verdict["left_out"]) == {"dynaxla", "inductor", "eager"}
     assert not any("wrong" in reason for reason in verdict["left_out"].values())
 
@@ -359,5 +373,5 @@ def test_without_a_compiler_inductor_is_left_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("CXX", raising=False)
     call = compiled(product, "inductor", "eager")
     x, w = torch.randn(4, 6), torch.randn(6, 5)
-    verdict = settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
     assert "C++ compiler" in verdict["left_out"]["inductor"]

@@ -1,4 +1,4 @@
-"""What a run of a step is seen to do: the code that ran, and its effects on the world."""
+"""Tests of `observe`: it reports the code that a function runs, and its side effects."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from dynaxla.guards.observation import _HIDES_METHODS, Effect, Refused, observe
 
 X = torch.arange(6.0)
 generator = torch.Generator()
-rng = np.random.default_rng(0)
-draw = random.Random(1)
+numpy_generator = np.random.default_rng(0)
+random_object = random.Random(1)
 buffer = io.StringIO()
-sleeps = types.MethodType(time.sleep, 0)  # as pybind11 makes methods
+bound_sleep = types.MethodType(time.sleep, 0)  # a bound method of a C function, as pybind11 creates them
 
 
 def effects(function: Callable[..., Any], *args: Any) -> list[Effect]:
+    """Returns the effects that `observe` reports for a call."""
     return list(observe(function, args, {})[1].effects)
 
 
@@ -49,7 +50,7 @@ def asks_for_input() -> None:
         sys.stdin = sys.__stdin__
 
 
-def makes_code() -> Any:
+def evaluates_compiled_code() -> Any:
     return eval(compile("1 + 1", "<made>", "eval"))
 
 
@@ -61,7 +62,7 @@ def starts_a_thread() -> None:
 
 def warns() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("always")  # else a warning that has been shown is not shown again
+        warnings.simplefilter("always")  # by default, Python shows a warning only once
         warnings.showwarning = lambda *args, **_: print(args)
         warnings.warn("look", stacklevel=1)
 
@@ -76,52 +77,55 @@ def switches_grad_mode() -> None:
     torch.set_grad_enabled(False)
 
 
+# Functions that `observe` must report as impure.
 IMPURE: dict[str, Callable[[], Any]] = {
     "print": lambda: print("x", file=buffer),
-    "a file made by its class": lambda: io.FileIO(os.devnull, "ab").close(),
-    "a class imported by name": lambda: FileIO(os.devnull, "ab").close(),
+    "io.FileIO": lambda: io.FileIO(os.devnull, "ab").close(),
+    "FileIO imported by name": lambda: FileIO(os.devnull, "ab").close(),
     "open": lambda: open(os.devnull).close(),
-    "file method": lambda: buffer.write("x"),
+    "a method of a file": lambda: buffer.write("x"),
     "stdout": lambda: sys.stdout.write(""),
     "time": lambda: X * time.time(),
-    "clock": time.perf_counter,
-    "sleep": lambda: time.sleep(0),
-    "method of C": lambda: sleeps(),
-    "now": lambda: datetime.datetime.now(),
+    "time.perf_counter": time.perf_counter,
+    "time.sleep": lambda: time.sleep(0),
+    "a bound C method": lambda: bound_sleep(),
+    "datetime.now": lambda: datetime.datetime.now(),
     "random": lambda: X * random.random(),
-    "gauss": lambda: random.gauss(0, 1),
-    "own random": lambda: draw.random(),
+    "random.gauss": lambda: random.gauss(0, 1),
+    "a random.Random object": lambda: random_object.random(),
     "numpy.random": lambda: np.random.rand(),
-    "numpy's own": lambda: rng.normal(),
-    "imported from numpy": lambda: default_rng(0),
-    "imported inside": imports_numpy,
-    "shuffle": lambda: random.shuffle([1, 2]),
-    "os": os.getcwd,
-    "listdir": lambda: os.listdir("/"),
-    "path": lambda: Path(os.devnull).read_text(),
+    "a NumPy generator": lambda: numpy_generator.normal(),
+    "a NumPy function imported by name": lambda: default_rng(0),
+    "a local import": imports_numpy,
+    "random.shuffle": lambda: random.shuffle([1, 2]),
+    "os.getcwd": os.getcwd,
+    "os.listdir": lambda: os.listdir("/"),
+    "Path.read_text": lambda: Path(os.devnull).read_text(),
     "uuid": uuid.uuid4,
     "logging": lambda: logging.getLogger("dynaxla.test").warning("x"),
     "input": asks_for_input,
-    "code": makes_code,
-    "thread": starts_a_thread,
-    "warning": warns,
-    "seed": lambda: torch.manual_seed(0),
-    "generator": lambda: generator.manual_seed(0),
-    "state": lambda: torch.get_rng_state(),
-    "save": lambda: torch.save(X, io.BytesIO()),
-    "array to file": lambda: np.zeros(1).tofile(os.devnull),
-    "threads": lambda: torch.set_num_threads(torch.get_num_threads()),
-    "environment": lambda: os.putenv("DYNAXLA_TEST", "1"),
-    "exit handler": lambda: sys.setrecursionlimit(sys.getrecursionlimit()),
+    "compiled code": evaluates_compiled_code,
+    "a new thread": starts_a_thread,
+    "a shown warning": warns,
+    "torch.manual_seed": lambda: torch.manual_seed(0),
+    "the seed of a generator": lambda: generator.manual_seed(0),
+    "generator state": lambda: torch.get_rng_state(),
+    "torch.save": lambda: torch.save(X, io.BytesIO()),
+    "ndarray.tofile": lambda: np.zeros(1).tofile(os.devnull),
+    "torch.set_num_threads": lambda: torch.set_num_threads(torch.get_num_threads()),
+    "environment variable": lambda: os.putenv("DYNAXLA_TEST", "1"),
+    "recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit()),
 }
+# Python does not report calls of classes that are written in C. `observe` finds their names in the code instead.
+FILE_CLASSES = {"io.FileIO", "FileIO imported by name"}
 
 
 @pytest.mark.parametrize("name", IMPURE)
-def test_effects(name: str) -> None:
+def test_effects_are_reported(name: str) -> None:
     logging.getLogger("dynaxla.test").setLevel(logging.CRITICAL)
     found = effects(IMPURE[name])
     assert found, name
-    if "class" in name:
+    if name in FILE_CLASSES:
         assert any(effect.what == "_io.FileIO()" for effect in found)
     if name in ("print", "time", "random", "numpy.random", "logging"):
         assert __file__ in found[0].where
@@ -138,14 +142,14 @@ class Net(nn.Module):
         return torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False)
 
 
-def generated() -> Iterator[int]:
+def count_to_three() -> Iterator[int]:
     yield from range(3)
 
 
-def computes() -> Any:
+def pure_function() -> Any:
     values = sorted({"b": 1, "a": 2}.items())
     text = ",".join(f"{key}={value:.2f}" for key, value in values)
-    numbers = [math.sqrt(number) + sum(generated()) for number in map(abs, range(-3, 3))]
+    numbers = [math.sqrt(number) + sum(count_to_three()) for number in map(abs, range(-3, 3))]
     array = np.linspace(0, 1, 6).astype(np.float32)
     numbers.append(float(array.sum()) + len(text) + isinstance(text, str) + max(numbers))
     values.append(("c", 3))
@@ -175,23 +179,23 @@ def test_ordinary_steps_are_pure(name: str) -> None:
     assert Net.forward.__code__ in observation.codes
 
 
-def test_what_shows_no_event_is_refused_before_it_runs(tmp_path: Path) -> None:
-    target = tmp_path / "made"
+def test_a_constructor_that_the_profiler_does_not_report_is_refused_before_it_runs(tmp_path: Path) -> None:
+    target = tmp_path / "created"
 
-    def makes() -> None:
+    def create_file() -> None:
         FileIO(target, "wb").close()
 
     with pytest.raises(Refused, match="FileIO"):
-        observe(makes, (), {}, refuse=True)
+        observe(create_file, (), {}, refuse=True)
     assert not target.exists()
 
 
-def test_computing_is_pure() -> None:
-    assert effects(computes) == []
+def test_a_pure_function_has_no_effects() -> None:
+    assert effects(pure_function) == []
 
 
-def test_backward_hooks_are_seen() -> None:
-    seen: list[int] = []
+def test_backward_hooks_are_observed() -> None:
+    calls: list[int] = []
 
     def hook(grad: torch.Tensor) -> torch.Tensor:
         return grad * time.time()
@@ -200,7 +204,7 @@ def test_backward_hooks_are_seen() -> None:
         x = torch.ones(2, requires_grad=True)
         x.register_hook(hook)
         (x * 2).sum().backward()
-        seen.append(1)
+        calls.append(1)
 
     _, observation = observe(step, (), {})
     assert hook.__code__ in observation.codes
@@ -208,7 +212,7 @@ def test_backward_hooks_are_seen() -> None:
     assert "in hook" in observation.effects[0].where
 
 
-def test_settings_that_stay_changed() -> None:
+def test_changed_torch_settings_are_reported() -> None:
     try:
         _, observation = observe(switches_grad_mode, (), {})
     finally:
@@ -217,37 +221,37 @@ def test_settings_that_stay_changed() -> None:
     assert not observation.is_pure
 
 
-def test_the_profile_function_is_as_before() -> None:
+def test_observe_restores_the_profile_function() -> None:
     events: list[str] = []
 
-    def mine(frame: Any, event: str, argument: Any) -> None:
+    def profile_function(frame: Any, event: str, argument: Any) -> None:
         events.append(event)
 
     def fails() -> None:
         raise ValueError("no")
 
-    sys.setprofile(mine)
+    sys.setprofile(profile_function)
     try:
-        observe(computes, (), {})
-        assert sys.getprofile() is mine
+        observe(pure_function, (), {})
+        assert sys.getprofile() is profile_function
         assert len(events) > 20
         with pytest.raises(ValueError, match="no"):
             observe(fails, (), {})
-        assert sys.getprofile() is mine
-        for name in ("time", "method of C", "a class imported by name"):
+        assert sys.getprofile() is profile_function
+        for name in ("time", "a bound C method", "FileIO imported by name"):
             with pytest.raises(Refused):
                 observe(IMPURE[name], (), {}, refuse=True)
-            assert sys.getprofile() is mine
+            assert sys.getprofile() is profile_function
     finally:
         sys.setprofile(None)
-    observe(computes, (), {})
+    observe(pure_function, (), {})
     assert sys.getprofile() is None
 
 
-def test_within_a_profiler() -> None:
+def test_an_enabled_profiler_stays_enabled() -> None:
     profiler = cProfile.Profile()
     profiler.enable()
-    observe(computes, (), {})
+    observe(pure_function, (), {})
     with pytest.raises(Refused):
         observe(time.time, (), {}, refuse=True)
     math.factorial(5)
@@ -255,17 +259,17 @@ def test_within_a_profiler() -> None:
     assert any("factorial" in str(entry.code) for entry in profiler.getstats())
 
 
-def test_nested() -> None:
+def test_nested_observations() -> None:
     inner: list[Any] = []
 
     def outer() -> None:
-        inner.append(observe(computes, (), {})[1])
+        inner.append(observe(pure_function, (), {})[1])
         time.time()
 
     _, observation = observe(outer, (), {})
     assert inner[0].is_pure
     assert [effect.what for effect in observation.effects] == ["time.time"]
-    assert computes.__code__ in observation.codes
+    assert pure_function.__code__ in observation.codes
 
 
 def test_other_threads_are_not_observed() -> None:
@@ -278,30 +282,32 @@ def test_other_threads_are_not_observed() -> None:
     thread = threading.Thread(target=busy)
     thread.start()
     try:
-        assert effects(computes) == []
+        assert effects(pure_function) == []
     finally:
         stop.set()
         thread.join()
 
 
-hides_methods = pytest.mark.skipif(not _HIDES_METHODS, reason="this Python shows all calls to the profile function")
+hides_methods = pytest.mark.skipif(not _HIDES_METHODS, reason="this version of Python reports all calls to the profile function")
 
 
 @hides_methods
-def test_methods_of_c_are_shown_in_one_thread_and_to_nobody_afterwards() -> None:
+def test_bound_c_methods_are_reported_in_the_observed_thread_only() -> None:
+    """Checks also that `observe` frees its tool of sys.monitoring."""
+
     def in_another_thread() -> None:
-        thread = threading.Thread(target=lambda: [sleeps() for _ in range(3)])
+        thread = threading.Thread(target=lambda: [bound_sleep() for _ in range(3)])
         thread.start()
         thread.join()
 
     assert "time.sleep" not in {effect.what for effect in effects(in_another_thread)}
     with pytest.raises(Refused, match=r"time\.sleep"):
-        observe(lambda: sleeps(), (), {}, refuse=True)
+        observe(lambda: bound_sleep(), (), {}, refuse=True)
     assert [sys.monitoring.get_tool(tool) for tool in range(6)] == [None] * 6
 
 
 @hides_methods
-def test_without_a_free_tool_nothing_is_run() -> None:
+def test_without_a_free_monitoring_tool_the_function_does_not_run() -> None:
     ran: list[int] = []
     taken = [tool for tool in range(6) if sys.monitoring.get_tool(tool) is None]
     for tool in taken:
@@ -315,22 +321,22 @@ def test_without_a_free_tool_nothing_is_run() -> None:
     assert not ran
 
 
-def test_finalizers_that_a_collection_runs_are_not_the_functions() -> None:
-    class Speaks:
+def test_finalizers_run_by_the_garbage_collector_are_not_reported() -> None:
+    class PrintsAtDeletion:
         def __del__(self) -> None:
             print("gone", file=sys.stderr)
 
-    def leave() -> None:
-        speaks = Speaks()
-        speaks.itself = speaks  # type: ignore[attr-defined]
+    def create_garbage() -> None:
+        item = PrintsAtDeletion()
+        item.itself = item  # type: ignore[attr-defined]  # a cycle, which only the garbage collector deletes
 
     def allocate() -> int:
         return len([[] for _ in range(10_000)])
 
     before = gc.get_threshold()
     gc.collect()
-    leave()
-    gc.set_threshold(50)
+    create_garbage()
+    gc.set_threshold(50)  # collections begin while `allocate` runs
     try:
         _, observation = observe(allocate, (), {})
     finally:

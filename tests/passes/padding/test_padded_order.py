@@ -1,4 +1,4 @@
-"""Sorting, turning and taking apart dimensions of rounded sizes, with NaN and numbers out of range in the padding."""
+"""Tests of sorts, flips, rolls, chunks and as_strided with rounded sizes. The padding contains NaN and invalid indices."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 NAN = float("nan")
 
+# The arguments of each function are the results of `features`: x and y are floats, with the shapes (batch, length, 4) and (batch, length).
+# n contains integers below 7, with the shape (batch, length). t is a table of floats, with the shape (7, 4).
 ORDERS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.sort(1).values,
     lambda x, y, n, t: torch.sort(n, dim=1, stable=True).indices,
@@ -30,7 +32,7 @@ ORDERS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.logcumsumexp(1),
 ]
 
-TURNS: list[Callable[..., Any]] = [
+FLIPS_ROLLS_AND_VIEWS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.flip(1),
     lambda x, y, n, t: x.flip(0, 1, 2).cumsum(1),
     lambda x, y, n, t: n.roll(1, 1),
@@ -49,21 +51,21 @@ TURNS: list[Callable[..., Any]] = [
 ]
 
 
-def own_values(functions: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The functions between values of their own, so that no result is a view of an input."""
-    return [lambda *given, own=function: own(*(item * 1 for item in given)) + 0 for function in functions]
+def without_views(functions: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """Returns functions that copy their arguments and their result, so that no result is a view of an input."""
+    return [lambda *given, function=function: function(*(item * 1 for item in given)) + 0 for function in functions]
 
 
-def test_what_does_not_count_is_behind_what_does() -> None:
-    assert_one_program(own_values(ORDERS), features)
+def test_padding_sorts_after_the_valid_elements() -> None:
+    assert_one_program(without_views(ORDERS), features)
 
 
-def test_turns_are_around_the_true_end() -> None:
-    assert_one_program(own_values(TURNS), features)
+def test_flips_rolls_and_strided_views_use_the_true_sizes() -> None:
+    assert_one_program(without_views(FLIPS_ROLLS_AND_VIEWS), features)
 
 
-def test_views_of_one_memory_of_which_none_has_dynamic_sizes() -> None:
-    """AOTAutograd makes them of the whole, at places that are numbers of the graph."""
+def test_static_views_of_shared_memory_are_rebuilt_at_constant_offsets() -> None:
+    """AOTAutograd rebuilds each view from the whole storage with as_strided, at an offset that is a constant of the graph."""
 
     class Shared(torch.nn.Module):
         def __init__(self) -> None:
@@ -76,10 +78,12 @@ def test_views_of_one_memory_of_which_none_has_dynamic_sizes() -> None:
             self.part.index_add_(-1, torch.tensor([0]), added)
             return x.index_fill(1, torch.tensor([2]), -1), self.whole.index_select(-3, torch.tensor([2, 3, 3, 2]))
 
-    mine, theirs = Shared(), Shared()
-    call = torch.compile(mine, backend="dynaxla", fullgraph=True, dynamic=True, options={"sizes": "buckets"})
+    tested, reference = Shared(), Shared()
+    compiled = torch.compile(tested, backend="dynaxla", fullgraph=True, dynamic=True, options={"sizes": "buckets"})
     for _ in range(2):
         x = torch.arange(6).reshape(2, 3)
-        results, expected = [run(x, of.memory.as_strided((2, 1), (1, 1), 0)) for run, of in ((call, mine), (theirs, theirs))]
+        results, expected = [
+            function(x, module.memory.as_strided((2, 1), (1, 1), 0)) for function, module in ((compiled, tested), (reference, reference))
+        ]
         assert_equal(results, expected)
-        assert torch.equal(mine.whole, theirs.whole)
+        assert torch.equal(tested.whole, reference.whole)

@@ -55,3 +55,14 @@ def test_dimensions_stay_what_they_are_made_of() -> None:
         assert found[0].shape == ((2, 3, 4, 7) if free else (6, 4, 7))
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(np.reshape(one, other.shape), other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_reshapes_its_smaller_operand() -> None:
+    """A merged dimension is contracted: with a smaller weight, which is divided, and with a larger one, which keeps its shape."""
+    draw = np.random.default_rng(0).standard_normal
+    for columns in (2, 64):
+        x, weight = draw((8, 4, 3)).astype(np.float32), draw((12, columns)).astype(np.float32)
+        program = jax.jit(partitionable(lambda x, weight: x.reshape(8, 12) @ weight))
+        (reshape,) = [item for item in program.trace(x, weight).jaxpr.eqns if item.primitive.name == "reshape"]
+        assert reshape.invars[0].aval.size == min(x.size, weight.size)
+        np.testing.assert_allclose(program(x, weight), x.reshape(8, 12) @ weight, rtol=1e-4, atol=1e-5)

@@ -148,15 +148,34 @@ def _reshape(value: Any, shape: Sequence[int]) -> Any:
     return _Merged(lax.squeeze(array, [dim for dim, size in enumerate(array.shape) if size == 1]), groups)
 
 
+def _common_group(x_group: tuple[int, ...], y_group: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the sizes into which both operands of a product divide a dimension, one of which may have a single size."""
+    if len(x_group) <= 1:
+        return y_group
+    return x_group if len(y_group) <= 1 or x_group == y_group else (math.prod(x_group),)
+
+
+def _contracted_group(x: _Merged, y: _Merged, x_dim: int, y_dim: int) -> tuple[int, ...]:
+    """Returns the sizes into which both operands of a product divide a contracted dimension.
+
+    If only one of them divides it, the smaller operand is reshaped. A weight with more elements than the activations keeps its layout: on a
+    TPU, each call would copy it. VGG16 with a batch of 8 takes 4.9 million cycles, and 7.5 million if its weight of 4096 x 25088 is divided
+    into 4096 x 512 x 7 x 7 (v5e, libtpu 0.0.42, 2026-11-29: make tpu-programs).
+    """
+    x_group, y_group = x.groups[x_dim], y.groups[y_dim]
+    common = _common_group(x_group, y_group)
+    divided, other = (x, y) if len(x_group) > 1 else (y, x)
+    is_divided_by_one = len(common) > 1 and (len(x_group) <= 1 or len(y_group) <= 1)
+    return (math.prod(common),) if is_divided_by_one and math.prod(divided.shape) < math.prod(other.shape) else common
+
+
 def _product(equation: Any, x: _Merged, y: _Merged) -> Any:
-    (contracted, batch), x_groups, y_groups = equation.params["dimension_numbers"], list(x.groups), list(y.groups)
-    for x_dim, y_dim in zip((*contracted[0], *batch[0]), (*contracted[1], *batch[1]), strict=True):
-        if len(x_groups[x_dim]) <= 1:
-            x_groups[x_dim] = y_groups[y_dim]
-        elif len(y_groups[y_dim]) <= 1:
-            y_groups[y_dim] = x_groups[x_dim]
-        elif x_groups[x_dim] != y_groups[y_dim]:
-            x_groups[x_dim] = y_groups[y_dim] = (math.prod(x_groups[x_dim]),)
+    contracted, batch = equation.params["dimension_numbers"]
+    x_groups, y_groups = list(x.groups), list(y.groups)
+    for x_dim, y_dim in zip(*contracted, strict=True):
+        x_groups[x_dim] = y_groups[y_dim] = _contracted_group(x, y, x_dim, y_dim)
+    for x_dim, y_dim in zip(*batch, strict=True):
+        x_groups[x_dim] = y_groups[y_dim] = _common_group(x.groups[x_dim], y.groups[y_dim])
     x, y = x.with_groups(x_groups), y.with_groups(y_groups)
     numbers = tuple((x.dims(pair[0]), y.dims(pair[1])) for pair in (contracted, batch))
     (array,) = bind(equation, [x.array, y.array], {**equation.params, "dimension_numbers": numbers})

@@ -29,6 +29,11 @@ from .transposes import ELEMENTWISE, REDUCTIONS
 
 # Not the name of a platform, so that each `platform_dependent` takes its default branch.
 _NO_PLATFORM = "none"
+# From this ratio of the operands' elements on, the larger operand of a product, a weight, keeps its shape. On a TPU, each call would copy
+# the weight: VGG16 with a batch of 8 takes 4.9 million cycles, and 7.5 million if its weight of 4096 x 25088 is divided into 4096 x 512 x 7
+# x 7 (a ratio of 512). ViT with a batch of 1 takes 1.39 million cycles, and 1.33 million if the weights of 768 x 768 are divided into heads
+# (a ratio of 4). v5e, libtpu 0.0.42, 2026-11-29: make tpu-programs.
+_MUCH_LARGER = 64
 
 
 @dataclass(frozen=True)
@@ -158,15 +163,13 @@ def _common_group(x_group: tuple[int, ...], y_group: tuple[int, ...]) -> tuple[i
 def _contracted_group(x: _Merged, y: _Merged, x_dim: int, y_dim: int) -> tuple[int, ...]:
     """Returns the sizes into which both operands of a product divide a contracted dimension.
 
-    If only one of them divides it, the smaller operand is reshaped. A weight with more elements than the activations keeps its layout: on a
-    TPU, each call would copy it. VGG16 with a batch of 8 takes 4.9 million cycles, and 7.5 million if its weight of 4096 x 25088 is divided
-    into 4096 x 512 x 7 x 7 (v5e, libtpu 0.0.42, 2026-11-29: make tpu-programs).
+    If only one of them divides it, and the other one is much larger, the smaller one is reshaped.
     """
     x_group, y_group = x.groups[x_dim], y.groups[y_dim]
     common = _common_group(x_group, y_group)
     divided, other = (x, y) if len(x_group) > 1 else (y, x)
     is_divided_by_one = len(common) > 1 and (len(x_group) <= 1 or len(y_group) <= 1)
-    return (math.prod(common),) if is_divided_by_one and math.prod(divided.shape) < math.prod(other.shape) else common
+    return (math.prod(common),) if is_divided_by_one and math.prod(other.shape) > _MUCH_LARGER * math.prod(divided.shape) else common
 
 
 def _product(equation: Any, x: _Merged, y: _Merged) -> Any:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynaxla.buffers.arguments import Arguments, InputSpec
+from dynaxla.buffers.arguments import Arguments, ExpectedInput
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.unit import CompilationUnit
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.quick
 def arguments(*tensors: torch.Tensor, static: bool = False) -> Arguments:
     """For tensors that look like these."""
     parameters = [
-        InputSpec(tuple(tensor.shape), tensor.stride(), tensor.dtype, Layout.of(tuple(tensor.shape), tensor.stride()), static)
+        ExpectedInput(tuple(tensor.shape), tensor.stride(), tensor.dtype, Layout.of(tuple(tensor.shape), tensor.stride()), static)
         for tensor in tensors
     ]
     return Arguments(parameters, torch.device("cpu"), clients.cpu_device())
@@ -154,7 +154,7 @@ def test_beside_a_copy_what_stays_is_kept() -> None:
 
 
 def test_only_what_has_no_dimensions_is_brought_from_another_device() -> None:
-    parameter = InputSpec((3,), (1,), torch.float32, Layout.of((3,), (1,)), False)
+    parameter = ExpectedInput((3,), (1,), torch.float32, Layout.of((3,), (1,)), False)
     given = Arguments([parameter], torch.device("meta"), clients.cpu_device())
     with pytest.raises(DynaxlaError, match="compiled for meta was called with a tensor on cpu"):
         given.arrays([torch.ones(3)])
@@ -163,7 +163,7 @@ def test_only_what_has_no_dimensions_is_brought_from_another_device() -> None:
 def test_what_crosses_as_it_is_laid_out() -> None:
     """The array has the tensor's own shape, and reads its memory in place; a tensor in another order, or misaligned, is copied."""
     layout = Layout.ordered((4, 16), (1, 0))
-    parameter = InputSpec((4, 16), layout.strides, torch.float32, layout, static=True, is_unpacked=True)
+    parameter = ExpectedInput((4, 16), layout.strides, torch.float32, layout, static=True, is_unpacked=True)
     given = Arguments([parameter], torch.device("cpu"), clients.cpu_device())
     values = torch.arange(64.0).view(4, 16)
     laid_out = values.t().contiguous().t()

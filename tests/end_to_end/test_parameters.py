@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaxla.buffers.arguments import Arguments, Parameter
+from dynaxla.buffers.arguments import Arguments, ExpectedInput
 from dynaxla.engine.unit import CompilationUnit
 from dynaxla.observe import metrics
 from dynaxla.runtime import devices
@@ -240,7 +240,7 @@ def test_moved_parameter_releases_its_old_memory() -> None:
 def test_copy_of_a_parameter_lives_as_long_as_its_array() -> None:
     """A parameter in another layout is copied for the call: other memory than a parameter's, which its owner keeps."""
     layout = Layout.of((64, 64), (64, 1))
-    static = Parameter((64, 64), (64, 1), torch.float32, layout, True)
+    static = ExpectedInput((64, 64), (64, 1), torch.float32, layout, True)
     arguments = Arguments([static], torch.device("cpu"), devices.jax_device(torch.device("cpu")))
     weight = torch.randn(64, 64)
     (array,) = arguments.arrays([weight.t()])

@@ -29,7 +29,7 @@ _data_ptr = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class ExpectedInput:
     """One input of the executable: the tensor for which it was compiled.
 
     Attributes:
@@ -79,7 +79,7 @@ class Arguments:
     On a GPU, the arrays and copies that this class makes are not ordered after torch's work; the caller must do that (runtime/streams.py).
     """
 
-    def __init__(self, parameters: Sequence[InputSpec], torch_device: torch.device, device: jax.Device) -> None:
+    def __init__(self, parameters: Sequence[ExpectedInput], torch_device: torch.device, device: jax.Device) -> None:
         self.parameters = list(parameters)
         self._torch_device = torch_device
         self._device = device

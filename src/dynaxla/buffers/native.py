@@ -25,7 +25,7 @@ from ..observe import metrics
 from ..runtime import clients, late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout, row_major
 from .addresses import exporter
-from .arguments import Arguments, InputSpec
+from .arguments import Arguments, ExpectedInput
 from .output_plan import Buffer, Empty, FromBuffer, FromInput, NonTensor, Output, Storages, only_saved, plan_outputs
 from .protocol import Buffers, SegmentBuffers
 
@@ -238,13 +238,13 @@ class NativeBuffers(Buffers):
         arguments = Arguments(self._parameters(), self._device.torch_device, self._device.jax_device)
         return NativeBinding(arguments, self._positions, self._assembler(numbers), self._device, self._draws_random, self._waits_for_checks)
 
-    def _parameters(self) -> list[InputSpec]:
+    def _parameters(self) -> list[ExpectedInput]:
         """Returns the program's parameters after the seed."""
         result = []
         for position in self._arguments:
             spec = self.specs[position]
             layout = Layout.of(spec.shape, spec.stride)
-            result.append(InputSpec(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._unpacked))
+            result.append(ExpectedInput(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._unpacked))
         return result
 
     def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:

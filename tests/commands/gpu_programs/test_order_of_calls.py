@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.buffers.arguments import Arguments, Parameter
+from dynaxla.buffers.arguments import Arguments, ExpectedInput
 from dynaxla.buffers.native import GraphDevice, NativeBinding
 from dynaxla.engine.executable import Executable
 from dynaxla.errors import OutOfMemory, UnsupportedOp
@@ -44,7 +44,7 @@ def executable(
     acts: bool = False,
 ) -> Executable:
     """A program with these inputs, which gives float64 arrays of these shapes, and the code of its checks as the last of them."""
-    parameters = [Parameter(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
+    parameters = [ExpectedInput(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
     arguments = Arguments(parameters, torch.device("cpu"), device)
     place = GraphDevice(CUDA, device)
     binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), place, draws, waits)

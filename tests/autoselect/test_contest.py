@@ -349,7 +349,7 @@ def test_invalid_engines_are_refused() -> None:
         with pytest.raises(OptionError, match=message):
             torch.compile(lambda x: x + 1, backend=backend, options=options)(torch.ones(3))
 
-    refused(r"'indutcor' cannot be an engine; there are: (.|\n)*inductor", engines=["dynaxla", "indutcor"])
+    refused(r"'indutcor' cannot be an engine; the valid names are: (.|\n)*inductor", engines=["dynaxla", "indutcor"])
     refused("'dynaxla_auto' cannot be an engine", engines=["dynaxla", "dynaxla_auto"])
     refused("dynaxla_retrace", backend="dynaxla_retrace", engines=["dynaxla"])
     with pytest.raises(OptionError, match="compile_step does not support the option engines"):

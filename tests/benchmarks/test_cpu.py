@@ -150,7 +150,7 @@ def test_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_starts_of_nobody(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench-cpu", "starts", "--models", "nobody", "--output", str(tmp_path)])
     assert done.exit_code == 2
-    assert "there are:" in done.output
+    assert "the valid names are:" in done.output
 
 
 def test_ratios() -> None:
@@ -173,7 +173,7 @@ def test_ratios() -> None:
 def test_bad_requests(arguments: list[str], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench-cpu", *arguments, "--output", str(tmp_path)])
     assert done.exit_code == 2
-    assert "there are:" in done.output
+    assert "the valid names are:" in done.output
 
 
 def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,8 @@ def test_a_failing_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "there are: inference, forward-backward, training-sgd"),
-        (["inference", "--models", "nobody"], "there are: resnet18"),
+        (["nothing"], "the valid names are: inference, forward-backward, training-sgd"),
+        (["inference", "--models", "nobody"], "the valid names are: resnet18"),
         (["inference", "--output", "/dev/null/x"], "cannot write"),
         (["inference", "--device", "cpu"], "not of 'cpu'"),
     ],

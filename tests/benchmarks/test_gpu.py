@@ -166,8 +166,8 @@ def test_tables_of_several_days() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "there are: float32-batch1"),
-        ([PART, "--models", "nobody"], "there are: resnet18"),
+        (["nothing"], "the valid names are: float32-batch1"),
+        ([PART, "--models", "nobody"], "the valid names are: resnet18"),
         ([PART, "--output", "/dev/null/x"], "cannot write"),
     ],
 )
@@ -181,4 +181,4 @@ def test_bad_requests(arguments: list[str], said: str) -> None:
 def test_a_gpu_is_needed(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench-gpu", PART, "--output", str(tmp_path)])
     assert done.exit_code == 2
-    assert "it sees 0 CUDA devices" in done.output
+    assert "the number of CUDA devices that torch finds is 0" in done.output

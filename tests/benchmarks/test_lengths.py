@@ -75,7 +75,7 @@ def test_the_part_of_bench_cpu(disagreement: str, tmp_path: Path, monkeypatch: p
 
 def test_an_unknown_model(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["cpu", "lengths", "--models", "nobody", "--output", str(tmp_path)])
-    assert (done.exit_code, "there are: encoder" in done.output) == (2, True)
+    assert (done.exit_code, "the valid names are: encoder" in done.output) == (2, True)
 
 
 class Tiny(torch.nn.Module):

@@ -150,7 +150,7 @@ def test_a_value_that_is_not_as_promised_is_an_error(gate: Gate) -> None:
         torch.library.register_fake("dynaxla_pending::lying", torch.empty_like, lib=library)
         runner = program(lambda x: [torch.ops.dynaxla_pending.lying(x)], torch.ones(4, 3))
         for ready in (False, True):
-            with pytest.raises(RuntimeError, match=r"its fake \(meta\) implementation promised"):
+            with pytest.raises(RuntimeError, match=r"its fake \(meta\) implementation declared"):
                 runner([torch.ones(4, 3)])
             gate.open()
             assert bool(runner.executables()) or not ready

@@ -146,7 +146,7 @@ def test_what_the_kernel_raises_reaches_the_caller_and_nothing_is_written() -> N
 
 
 def test_a_fake_implementation_that_lies_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"liar(.|\n)*float64(.|\n)*promised torch.float32"):
+    with pytest.raises(RuntimeError, match=r"liar(.|\n)*float64(.|\n)*declared torch.float32"):
         compile_whole(lambda x: liar(x) + 1)(torch.randn(3))
 
 

@@ -77,7 +77,7 @@ def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
         (lambda x: [x.roll(1)], "dimension 0"),
         (lambda x: [x.flatten().flip(0)], "several dimensions"),
         (lambda x: [x.index_put((x > 0,), x[0, :5])], "elements of a mask"),
-        (lambda x: [x.scatter_reduce(1, x.long(), x, "mean")], "it scatters with reduce='mean'"),
+        (lambda x: [x.scatter_reduce(1, x.long(), x, "mean")], "no padding rule for reduce='mean'"),
         (lambda x: [torch.nn.functional.avg_pool1d(x, 2, ceil_mode=True)], "cross the end of a padded dimension"),
     ],
 )

@@ -10,7 +10,6 @@ pytestmark = NEEDS_DEVICE
 EIGHT = "--xla_force_host_platform_device_count=8"
 
 
-@pytest.mark.thorough
 def test_planning() -> None:
     run_checks("planning", XLA_FLAGS=EIGHT)
 

@@ -57,7 +57,6 @@ def test_variances_leave_padding_out() -> None:
     assert_one_program(VARIANCES, features)
 
 
-@pytest.mark.thorough
 def test_gradients_of_norms_over_batches_and_places() -> None:
     norms = [torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).eval(), *[torch.nn.GroupNorm(2, 4) for _ in range(2)]]
     networks = torch.nn.ModuleList([*norms, torch.nn.GroupNorm(1, 4, affine=False)]).double()

@@ -95,7 +95,6 @@ def _gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
     return torch.autograd.grad(function(*leaves), leaves)
 
 
-@pytest.mark.thorough
 def test_gradients_of_windows_that_are_cut_or_overlap() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         images = y[:, None, :, None] * y[:, None, None, :]

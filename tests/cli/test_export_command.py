@@ -1,14 +1,19 @@
-"""`dynaxla export`: what the command line says of a model's inputs."""
+"""Tests of `dynaxla export`: a model's inputs on the command line, and the exported model."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
+import numpy as np
 import pytest
 import torch
 import typer
 from torch import nn
+from typer.testing import CliRunner
 
 import dynaxla
+from dynaxla import cli
 from dynaxla.cli.export_command import InputSpec, compilation_result, example_sizes, load_model, parse_inputs
 from dynaxla.errors import ArtifactError
 from dynaxla.runtime.topologies import Topology
@@ -42,3 +47,26 @@ def test_the_memory_of_a_model_on_a_topology() -> None:
     model = dynaxla.export(nn.Linear(64, 512), (torch.zeros(5, 64),), platforms=("tpu",))
     with pytest.raises(ArtifactError, match="is for tpu, not for cpu"):
         compilation_result(model, topology, [InputSpec("float32", (5, 64))], {})
+
+
+def test_an_exported_model_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of a function, in evaluation mode; then a directory that exists, and a topology without a program for it."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    (tmp_path / "net_to_export.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))\n"
+        "    model.load_state_dict(torch.load('weights.pt'))\n"
+        "    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["export", "net_to_export.py:make", "--input", "float32[batch<=8,4]", "--output", "saved", "--platforms", "cpu"]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    assert "takes input: float32[batch, 4]" in done.output
+    x = torch.randn(5, 4)
+    np.testing.assert_allclose(dynaxla.load(tmp_path / "saved").call(x.numpy()), model.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+    for arguments, message in (([], "exists already"), (["--overwrite", "--compile", "v5e:2x2"], "add --platform tpu")):
+        refused = CliRunner().invoke(cli.app, [*command, *arguments])
+        assert (refused.exit_code, message in refused.output) == (2, True), refused.output

@@ -146,7 +146,7 @@ class Options:
     fallback: str = _field(
         "kernel",
         _one_of("kernel", "error"),
-        """What happens to an op without a lowering. `"kernel"`: the program calls torch's own kernel, which is counted and logged.
+        """For an op without a lowering. `"kernel"`: the program calls torch's own kernel, which is counted and logged.
         `"error"`: the graph raises `UnsupportedOp`""",
     )
     freeze: bool = _field(

@@ -117,6 +117,6 @@ def enable() -> None:
         if not private.wrap_backward(_backward_in_this_thread):
             raise UnsupportedVersion(
                 f'torch {torch.__version__} runs backward passes in a way that the device "jax" does not support',
-                hint="`dynaxla doctor` names the releases of torch that were tested",
+                hint="install another release of torch: README names those that are tested",
             )
         _is_enabled = True

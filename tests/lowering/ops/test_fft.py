@@ -1,4 +1,4 @@
-"""Fourier transforms: every normalization, lengths that pad and cut, many dimensions, and their gradients."""
+"""Fourier transforms and their gradients: every normalization, lengths that pad or truncate, several dimensions."""
 
 from __future__ import annotations
 

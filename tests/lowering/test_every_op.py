@@ -121,9 +121,9 @@ def _some_dtypes(row: Op, index: int) -> Sequence[torch.dtype]:
 
     Lowerings often have separate branches for integers. XLA's code differs little between the dtypes of a kind.
     """
-    found = _first_dtypes(row)
-    others = [dtype for dtype in row.dtypes if dtype not in found]
-    return [*found, *others[index % max(len(others), 1) :][:1]]
+    first = _first_dtypes(row)
+    others = [dtype for dtype in row.dtypes if dtype not in first]
+    return [*first, *others[index % max(len(others), 1) :][:1]]
 
 
 def _first_dtypes(row: Op) -> Sequence[torch.dtype]:

@@ -294,8 +294,8 @@ def test_weight_gradient_by_product(stride: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(2, 6, 9, 10, dtype=dtype), torch.randn(12, 6, 1, 1, dtype=dtype)
 
     def gradient(weight: torch.Tensor) -> torch.Tensor:
-        (found,) = torch.autograd.grad(F.conv2d(x, weight, stride=stride).square().sum(), weight)
-        return found
+        (grad,) = torch.autograd.grad(F.conv2d(x, weight, stride=stride).square().sum(), weight)
+        return grad
 
     expected = gradient(weight.clone().requires_grad_())
     function = compiled(lambda weight: F.conv2d(x, weight, stride=stride), {"weight_gradient": "product"})

@@ -179,10 +179,10 @@ def test_lowerings_are_looked_up_at_evaluation_if_all_are_known_to_exist() -> No
             return super().find(op, platform)
 
     def interpreter(is_lowered: bool) -> Interpreter:
-        found = RecordingRegistry()
+        recording = RecordingRegistry()
         for op in (aten.relu.default, aten.neg.default, aten._assert_async.msg):
-            found.register(op, lambda *args: args[0] * 2)
-        return Interpreter(module, "cpu", found, is_lowered=is_lowered)
+            recording.register(op, lambda *args: args[0] * 2)
+        return Interpreter(module, "cpu", recording, is_lowered=is_lowered)
 
     lazy = interpreter(is_lowered=True)
     needed = lazy.needed([node])

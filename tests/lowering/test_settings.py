@@ -14,7 +14,7 @@ from dynaxla.lowering.settings import EXACT, Settings
 from dynaxla.runtime import private
 from support.processes.scripts import run_script
 
-# torch's own tests forbid assignments to flags of torch.backends; these are what such an assignment calls.
+# torch's own tests forbid assignments to flags of torch.backends; such an assignment calls these functions.
 set_newer = torch._C._set_fp32_precision_setter
 set_cudnn = torch._C._set_cudnn_allow_tf32
 set_cublas = torch._C._set_cublas_allow_tf32

@@ -96,14 +96,14 @@ def test_gradients() -> None:
         y = F.layer_norm(x.sin(), (1000,), w, b)
         return y.cumsum(-1).sort(-1).values.median(-1).values
 
-    found = []
+    results_by_run = []
     for run in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
         generator = torch.Generator().manual_seed(0)
         leaves = [torch.randn(shape, generator=generator).requires_grad_() for shape in ((300, 1000), (1000,), (1000,))]
         result = run(*leaves)
         result.sum().backward()
-        found.append([result.detach(), *(leaf.grad for leaf in leaves)])
-    assert_equal(found[1], found[0], tolerance=(1e-4, 1e-4))
+        results_by_run.append([result.detach(), *(leaf.grad for leaf in leaves)])
+    assert_equal(results_by_run[1], results_by_run[0], tolerance=(1e-4, 1e-4))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -113,16 +113,16 @@ def test_gradients_of_bags(mode: str) -> None:
 
     def function(w: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
         bag = functools.partial(F.embedding_bag, indices, w, mode=mode)
-        found = [bag(offsets), bag(offsets, padding_idx=1), bag(F.pad(offsets, (0, 1), value=9), include_last_offset=True)]
-        return [*found, bag(offsets, per_sample_weights=weights)] if mode == "sum" else found
+        bags = [bag(offsets), bag(offsets, padding_idx=1), bag(F.pad(offsets, (0, 1), value=9), include_last_offset=True)]
+        return [*bags, bag(offsets, per_sample_weights=weights)] if mode == "sum" else bags
 
-    found = []
+    results_by_run = []
     for run in (function, torch.compile(function, backend=backend_with({"kernel": "torch", **PROGRAMS}), fullgraph=True)):
         leaves = [torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_() for shape in ((5, 3), (9,))]
         results = run(*leaves)
         grads = torch.autograd.grad(sum(result.sin().sum() for result in results), leaves, materialize_grads=True, allow_unused=True)
-        found.append([*(result.detach() for result in results), *grads])
-    assert_equal(found[1], found[0])
+        results_by_run.append([*(result.detach() for result in results), *grads])
+    assert_equal(results_by_run[1], results_by_run[0])
     assert kernel_calls(lambda: run(*leaves)) == len(results)
 
 

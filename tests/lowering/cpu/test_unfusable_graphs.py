@@ -79,9 +79,9 @@ def ran_by_torch() -> bool:
 def test_choice_for_float32(function: Callable[..., Any], by_torch: bool) -> None:
     x = torch.randn(SIDE, SIDE)
     expected, run = function(x.clone()), compiled(function)
-    found = run(x.clone())
+    result = run(x.clone())
     if "rand_like" not in function.__code__.co_names:
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(result, expected)
     assert ran_by_torch() is by_torch
 
 
@@ -136,22 +136,22 @@ def test_strides_and_memory_match_eager_mode() -> None:
         rolled = x.roll(1)
         return rolled, rolled[1:], x, x[2:], x.sum(0)
 
-    expected, found = function(x), compiled(function)(x)
+    expected, result = function(x), compiled(function)(x)
     assert ran_by_torch()
-    torch.testing.assert_close(found, expected)
-    assert [tensor.stride() for tensor in found] == [tensor.stride() for tensor in expected]
-    assert found[0].untyped_storage().data_ptr() == found[1].untyped_storage().data_ptr()
-    assert found[2] is x
-    assert found[3].data_ptr() == x[2:].data_ptr()
-    found[0].zero_()
+    torch.testing.assert_close(result, expected)
+    assert [tensor.stride() for tensor in result] == [tensor.stride() for tensor in expected]
+    assert result[0].untyped_storage().data_ptr() == result[1].untyped_storage().data_ptr()
+    assert result[2] is x
+    assert result[3].data_ptr() == x[2:].data_ptr()
+    result[0].zero_()
     assert x.abs().sum() > 0
 
 
 def test_result_does_not_alias_an_operand() -> None:
     """Some of torch's kernels return their operand if they have nothing to do."""
     x = torch.randn(SIDE, SIDE)
-    found = compiled(lambda x: x.repeat(1, 1))(x)
-    found.zero_()
+    result = compiled(lambda x: x.repeat(1, 1))(x)
+    result.zero_()
     assert x.abs().sum() > 0
 
 
@@ -165,8 +165,8 @@ def test_gradients_do_not_depend_on_the_engine() -> None:
         weight = torch.ones(SIDE, dtype=torch.float64, requires_grad=True)
         run(x, weight).pow(3).sum().backward()
         gradients.append((x.grad, weight.grad))
-    for found in gradients[1:]:
-        torch.testing.assert_close(found, gradients[0])
+    for result in gradients[1:]:
+        torch.testing.assert_close(result, gradients[0])
 
 
 def test_choice_depends_on_each_calls_sizes() -> None:
@@ -198,5 +198,5 @@ def test_sparse_gradients() -> None:
         (expected,) = torch.autograd.grad(function(x).sum(), x)
         run = compiled(function)
         for _ in range(2):
-            (found,) = torch.autograd.grad(run(x).sum(), x)
-            torch.testing.assert_close(found, expected)
+            (result,) = torch.autograd.grad(run(x).sum(), x)
+            torch.testing.assert_close(result, expected)

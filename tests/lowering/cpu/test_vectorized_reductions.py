@@ -39,10 +39,10 @@ def test_equals_plain_reduction(name: str, dtype: torch.dtype, shape: tuple[int,
     x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
     with jax.enable_x64(True):
         values = x.double().numpy().astype(jax.numpy.bfloat16) if dtype == torch.bfloat16 else x.numpy()
-        found = np.asarray(jax.jit(lambda x: function(x, dims))(values)).astype(np.float64)
+        result = np.asarray(jax.jit(lambda x: function(x, dims))(values)).astype(np.float64)
     expected = reference(x.double(), dims).numpy()
     tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype] if name == "sum" else 0
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_sums_over_rows(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[
     x.view(-1)[7] = math.nan
     with jax.enable_x64(True):
         assert vectorized_reductions.is_foldable(jax.numpy.asarray(x.numpy()), dims)
-        found = jax.jit(lambda x: vectorized_reductions.sum_rows(x, dims))(x.numpy())
+        result = jax.jit(lambda x: vectorized_reductions.sum_rows(x, dims))(x.numpy())
     tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
-    torch.testing.assert_close(torch.from_numpy(np.array(found)), x.sum(dims), equal_nan=True, **tolerance)
+    torch.testing.assert_close(torch.from_numpy(np.array(result)), x.sum(dims), equal_nan=True, **tolerance)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_other_platforms_have_the_plain_reduction() -> None:
 def test_sums_over_any_dimensions(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
     with jax.enable_x64(True):
-        found = np.asarray(jax.jit(lambda x: vectorized_reductions.vectorized_sum(x, dims))(x.numpy()))
+        result = np.asarray(jax.jit(lambda x: vectorized_reductions.vectorized_sum(x, dims))(x.numpy()))
     expected = x.double().sum(dims).numpy() if dims else x.double().numpy()
     tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype]
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=0, atol=tolerance)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("size", [128, 56])

@@ -150,8 +150,8 @@ def test_values(mask_name: str, dtype: np.dtype[Any], heads_inside: bool, key_he
         assert mask is None or mask_name == "bool" or not out[:, :, 1].any()
         grad = grad.at[:, :, 2:4].set(0) if dtype == BF16 else grad
         grads = jax.jit(lambda *args: backward(*args, settings))(grad, *operands, mask, out, logsumexp)
-        for mine, jax_attention in zip(grads, pull((grad.astype(np.float64), jnp.zeros_like(expected_logsumexp))), strict=True):
-            np.testing.assert_allclose(mine, jax_attention, rtol=0.03, atol=0.03)
+        for mine, theirs in zip(grads, pull((grad.astype(np.float64), jnp.zeros_like(expected_logsumexp))), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0.03, atol=0.03)
 
 
 def test_causal_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +160,8 @@ def test_causal_values(monkeypatch: pytest.MonkeyPatch) -> None:
         query, key, value = (jnp.asarray(np.random.default_rng(seed).standard_normal((1, 2, 5, 8)), F16) for seed in range(3))
         settings = AttentionSettings(0.5, True, True)
         found, expected = forward(query, key, value, None, settings), reference(query, key, value, None, settings)
-        for mine, jax_attention in zip(found, expected, strict=True):
-            np.testing.assert_allclose(mine, jax_attention, rtol=1e-2, atol=1e-2)
+        for mine, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

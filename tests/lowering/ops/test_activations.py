@@ -66,7 +66,7 @@ def test_values(dtype: torch.dtype) -> None:
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gradients(dtype: torch.dtype) -> None:
-    """Checks the gradient of each activation. x contains integers and halves, where most kinks of the functions are."""
+    """Checks the gradient of each activation. x contains integers and halves, the positions of most kinks."""
     x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(dtype)
     # Eager mode's hardsigmoid uses 1/6 rounded to float32.
     tolerance = (1e-7, 1e-7) if dtype == torch.float64 else None

@@ -18,8 +18,8 @@ INF = float("inf")
 
 def test_gradient_scaling() -> None:
     def unscaled(grads, found_inf, inv_scale):
-        out, found = aten._amp_foreach_non_finite_check_and_unscale(grads, found_inf, inv_scale)
-        return list(out), found
+        out, found_inf = aten._amp_foreach_non_finite_check_and_unscale(grads, found_inf, inv_scale)
+        return list(out), found_inf
 
     zero, factor = torch.zeros(1), torch.tensor([0.25])
     for value in (1.0, INF, float("nan")):
@@ -28,8 +28,8 @@ def test_gradient_scaling() -> None:
     def updated(scale, tracker, found_inf):
         return aten._amp_update_scale(scale, tracker, found_inf, 2.0, 0.5, 3)
 
-    for scale, tracker, found in ((8.0, 0, 0.0), (8.0, 2, 0.0), (3e38, 2, 0.0), (8.0, 1, 1.0)):
-        check(updated, torch.tensor(scale), torch.tensor(tracker, dtype=torch.int32), torch.tensor(found), calls=1)
+    for scale, tracker, overflow in ((8.0, 0, 0.0), (8.0, 2, 0.0), (3e38, 2, 0.0), (8.0, 1, 1.0)):
+        check(updated, torch.tensor(scale), torch.tensor(tracker, dtype=torch.int32), torch.tensor(overflow), calls=1)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.95, 0.999, 1 - 1e-7])

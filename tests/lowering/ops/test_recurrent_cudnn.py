@@ -107,11 +107,11 @@ def test_values(name: str) -> None:
 def test_gradients(name: str) -> None:
     """Traced by AOTAutograd, with rnn_gradients instead of torch's backward op. The first and the last result are used."""
     case = CASES[name]()
-    results = (0, 2) if case.cx is not None else (0, 1)
+    result_indices = (0, 2) if case.cx is not None else (0, 1)
 
     def function(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = torch.ops.aten._cudnn_rnn(*case.call(*operands))
-        return tuple(found[index] for index in results)
+        results = torch.ops.aten._cudnn_rnn(*case.call(*operands))
+        return tuple(results[index] for index in result_indices)
 
     mine = [leaf(operand) for operand in case.operands]
     actual = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(*mine)
@@ -149,17 +149,17 @@ def test_gradient_of_the_input_alone() -> None:
 def test_half_types_are_computed_in_float32() -> None:
     case = network_case("LSTM")
     halves = [operand.bfloat16() for operand in case.operands]
-    found = run_op(aten._cudnn_rnn.default, *case.call(*halves, train=False))
+    results = run_op(aten._cudnn_rnn.default, *case.call(*halves, train=False))
     wide = run_op(aten._cudnn_rnn.default, *case.call(*[half.float() for half in halves], train=False))
-    assert_equal([item.dtype for item in found[:3]], [torch.bfloat16] * 3)
-    assert_equal([item.float() for item in found[:3]], [item.bfloat16().float() for item in wide[:3]], tolerance=(1e-2, 1e-3))
+    assert_equal([item.dtype for item in results[:3]], [torch.bfloat16] * 3)
+    assert_equal([item.float() for item in results[:3]], [item.bfloat16().float() for item in wide[:3]], tolerance=(1e-2, 1e-3))
 
 
 def test_dropout_without_effect() -> None:
     two_layers, one_layer = network_case("LSTM", num_layers=2), network_case("LSTM")
     for case, train in ((two_layers, False), (one_layer, True)):
-        found = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, dropout=0.5, train=train))
-        assert_equal(found[0], case.by_torch()[0].detach(), tolerance=(1e-5, 1e-6))
+        results = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, dropout=0.5, train=train))
+        assert_equal(results[0], case.by_torch()[0].detach(), tolerance=(1e-5, 1e-6))
 
 
 def test_cudnns_random_state_raises() -> None:
@@ -169,8 +169,8 @@ def test_cudnns_random_state_raises() -> None:
         run_op(aten._cudnn_rnn.default, *operands, torch.zeros(8, dtype=torch.uint8))
 
 
-def run_by_layers(case: NetworkCase, operands: list[torch.Tensor], kept: torch.Tensor, dropout: float) -> torch.Tensor:
-    """Runs each layer of the case as a network of torch's, with dropout by the masks `kept` between the layers."""
+def run_by_layers(case: NetworkCase, operands: list[torch.Tensor], masks: torch.Tensor, dropout: float) -> torch.Tensor:
+    """Runs each layer of the case as a network of torch's, with dropout by `masks` between the layers."""
     data, hx, *rest = operands
     cx = rest.pop(0) if case.cx is not None else None
     directions = 1 + case.bidirectional
@@ -185,13 +185,13 @@ def run_by_layers(case: NetworkCase, operands: list[torch.Tensor], kept: torch.T
         names = [name for name, _ in case.net.named_parameters() if name.endswith((f"_l{layer}", f"_l{layer}_reverse"))]
         parameters = dict(zip([name.replace(f"_l{layer}", "_l0") for name in names], rest[: len(names)], strict=True))
         rest = rest[len(names) :]
-        width = case.net.input_size if layer == 0 else kept.shape[-1]
+        width = case.net.input_size if layer == 0 else masks.shape[-1]
         net = type(case.net)(width, HIDDEN, bidirectional=case.bidirectional)
         states = slice(layer * directions, (layer + 1) * directions)
         x, _ = torch.func.functional_call(net, parameters, (x, hx[states] if cx is None else (hx[states], cx[states])))
-        if layer < len(kept):
+        if layer < len(masks):
             values, sizes = pad_packed_sequence(x) if isinstance(x, PackedSequence) else (x, None)
-            values = torch.where(kept[layer], values / (1 - dropout), 0)
+            values = torch.where(masks[layer], values / (1 - dropout), 0)
             x = values if sizes is None else pack_padded_sequence(values, sizes)
     return x.data if isinstance(x, PackedSequence) else x.transpose(0, 1) if case.network_settings[4] else x
 
@@ -209,21 +209,21 @@ def test_dropout_between_layers(name: str) -> None:
     case = DROPOUT_CASES[name]()
 
     def function(*operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.ops.aten._cudnn_rnn(*case.call(*operands, dropout=0.4))
-        return found[0], found[3]
+        results = torch.ops.aten._cudnn_rnn(*case.call(*operands, dropout=0.4))
+        return results[0], results[3]
 
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     mine, theirs = ([leaf(operand) for operand in case.operands] for _ in range(2))
-    actual, kept = compiled(*mine)
-    expected = run_by_layers(case, theirs, kept, 0.4)
+    actual, masks = compiled(*mine)
+    expected = run_by_layers(case, theirs, masks, 0.4)
     assert_equal(actual, expected, tolerance=(1e-5, 1e-6))
     cotangent = torch.randn_like(expected)
     expected.backward(cotangent)
     actual.backward(cotangent)
     assert_equal([operand.grad for operand in mine], [operand.grad for operand in theirs], tolerance=(1e-4, 1e-5))
     _, again = compiled(*mine)
-    assert 0 < kept.float().mean() < 1
-    assert not torch.equal(kept, again)
+    assert 0 < masks.float().mean() < 1
+    assert not torch.equal(masks, again)
 
 
 def test_long_sequence_is_a_loop_on_cuda() -> None:

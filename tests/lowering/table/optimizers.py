@@ -22,8 +22,8 @@ def counts() -> list[torch.Tensor]:
     return [torch.tensor(1.0), torch.tensor(7.0)]
 
 
-def scaling(found: float) -> dict[str, torch.Tensor]:
-    return {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(found)}
+def scaling(found_inf: float) -> dict[str, torch.Tensor]:
+    return {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(found_inf)}
 
 
 def adam(**more: Any) -> Samples:
@@ -31,7 +31,7 @@ def adam(**more: Any) -> Samples:
     full = {**ADAM, "weight_decay": 0.1, "amsgrad": True, "maximize": True, **more}
     return lambda make, n: [
         (*lists(make, n, 4), [], counts(), Keywords(plain)),
-        *((*lists(make, n, 5), counts(), Keywords(full, **scaling(found))) for found in (0.0, 1.0)),
+        *((*lists(make, n, 5), counts(), Keywords(full, **scaling(found_inf))) for found_inf in (0.0, 1.0)),
     ]
 
 
@@ -92,8 +92,8 @@ ROWS: list[Op] = [
         ([make(n, 3), make(3)], torch.zeros(1), torch.tensor([0.25]))
     ], (torch.float32,), gradient=False),
     Op(aten._amp_update_scale.default, lambda make, n: [
-        (torch.tensor(8.0), torch.tensor(count, dtype=torch.int32), torch.tensor(found), 2.0, 0.5, 3)
-        for count, found in ((0, 0.0), (2, 0.0), (1, 1.0))
+        (torch.tensor(8.0), torch.tensor(count, dtype=torch.int32), torch.tensor(found_inf), 2.0, 0.5, 3)
+        for count, found_inf in ((0, 0.0), (2, 0.0), (1, 1.0))
     ], (torch.float32,), gradient=False),
 ]  # fmt: skip
 

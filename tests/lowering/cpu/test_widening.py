@@ -1,3 +1,5 @@
+"""Half-type operands are widened to float32 on the CPU."""
+
 from __future__ import annotations
 
 import jax.numpy as jnp

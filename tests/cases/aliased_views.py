@@ -100,7 +100,7 @@ class _Writer:
         return Program(self.seed, self.bases, tuple(self.lines), tuple(self.names))
 
     def _run(self, line: str) -> bool:
-        """Adds a line to the program if the CPU accepts it. Returns True if so."""
+        """Adds a line to the program and returns True, if the CPU accepts the line."""
         variables = {"torch": torch, "device": "cpu", **self.tensors}
         try:
             exec(line, variables)
@@ -236,7 +236,7 @@ def _facts(tensors: Sequence[torch.Tensor], exact: bool) -> list[Any]:
     """Returns the layout of each tensor, and which tensors share a storage.
 
     Args:
-        exact: True for offsets, and for strides of dimensions of size 1.
+        exact: True to include offsets, and strides of dimensions of size 1.
     """
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
     return [
@@ -288,9 +288,9 @@ def _raised_or_different(program: Program, expected: Any, run: Callable[[], Any]
     for index, (actual_tensor, expected_tensor) in enumerate(zip(actual[1], expected[1], strict=True)):
         if not _same(actual_tensor, expected_tensor):
             return f"at the end: tensor {index} is {actual_tensor.tolist()}, not {expected_tensor.tolist()}"
-    actual_tensors, expected_tensors = (_facts(tensors, exact) for tensors in (actual[1], expected[1]))
-    if actual_tensors != expected_tensors:
-        return f"{_LAYOUTS} {actual_tensors}, not {expected_tensors}"
+    actual_facts, expected_facts = (_facts(tensors, exact) for tensors in (actual[1], expected[1]))
+    if actual_facts != expected_facts:
+        return f"{_LAYOUTS} {actual_facts}, not {expected_facts}"
     return ""
 
 

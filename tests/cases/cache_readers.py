@@ -110,7 +110,7 @@ def _one_each(i: Inputs) -> Tensor:
 
 
 def _written_twice(i: Inputs) -> Tensor:
-    """Of two slices for one position, the last one counts. A NaN in the first one has no effect."""
+    """The last of two slices for one position counts. A NaN in the first one has no effect."""
     samples, at = torch.tensor([[0], [1]]), torch.tensor([[5, LENGTH - 3, 5], [LENGTH - 3, 5, LENGTH - 3]])
 
     def change(x: Tensor, new: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def _one_cache(i: Inputs) -> Tensor:
 
 
 def _duplicates(i: Inputs) -> Tensor:
-    """Of several slices for one position, the last one counts. A NaN in another one has no effect."""
+    """The last of several slices for one position counts. A NaN in another one has no effect."""
     at, new = torch.tensor([5, LENGTH - 3, 5]), torch.cat([torch.full_like(i.key[:, :, :1], torch.nan), i.key.flip(2)], 2)
     values = torch.cat([torch.full_like(i.value[:, :, :1], torch.inf), i.value.flip(2)], 2)
     return attention(i.query, index_copy(i.keys, new, at), index_copy(i.values, values, at), i.bias)

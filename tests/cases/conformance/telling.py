@@ -112,7 +112,7 @@ def choose(count: int) -> list[Candidate]:
     passing: list[Candidate] = []
 
     def rank(item: Candidate) -> tuple[int, int]:
-        """Of calls with as many new facts, the one with the least chosen kind of input and dtype is first."""
+        """Orders by the number of new facts, then by how rarely the kind of input and the dtype were chosen."""
         return len(remaining[item[0].name][item] - known), -used[item[0].kind, item[0].dtype]
 
     # Ops share no facts: the best call changes only for an op whose call was chosen.

@@ -25,21 +25,21 @@ PAGE = Path("docs/op_coverage.md")
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    wanted = selected(options)
+    selected_cases = selected(options)
     options.results = options.results or DEVICE_RESULTS.get(options.device, RESULTS)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.results.unlink(missing_ok=True)
     known = report.load(options.results)
-    remaining = [case for case in wanted if not _is_known(known.get(str(case)), options)]
-    print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {options.results}", flush=True)
+    remaining = [case for case in selected_cases if not _is_known(known.get(str(case)), options)]
+    print(f"{len(selected_cases)} cases, {len(selected_cases) - len(remaining)} of them known from {options.results}", flush=True)
     if remaining:
         _run(remaining, known, options)
-    summary = report.Summary([known[str(case)] for case in wanted], ON_THE_DEVICE if options.device else EXPECTED)
+    summary = report.Summary([known[str(case)] for case in selected_cases], ON_THE_DEVICE if options.device else EXPECTED)
     print(summary.text())
     if options.write_docs:
-        whole = all(str(case) in known and known[str(case)]["complete"] for case in cases())
-        if options.device or not whole or len(wanted) != len(list(cases())):
+        is_complete = all(str(case) in known and known[str(case)]["complete"] for case in cases())
+        if options.device or not is_complete or len(selected_cases) != len(list(cases())):
             raise SystemExit("docs/op_coverage.md is written by a run of all cases with all their samples")
         PAGE.write_text(report.coverage_page(summary))
     return 0 if summary.good else 1
@@ -91,7 +91,7 @@ def _ends_with_newline(file: BinaryIO) -> bool:
 
 def selected(options: argparse.Namespace) -> list[Case]:
     pattern = re.compile(options.match)
-    wanted = [
+    chosen_cases = [
         case
         for case in cases()
         if case.database in options.db
@@ -100,9 +100,9 @@ def selected(options: argparse.Namespace) -> list[Case]:
         and (pattern.search(case.name) or pattern.search(str(case)))
     ]
     if options.sample is not None:
-        chosen = set(random.Random(options.seed).sample(range(len(wanted)), min(options.sample, len(wanted))))
-        wanted = [case for index, case in enumerate(wanted) if index in chosen]
-    return wanted
+        chosen = set(random.Random(options.seed).sample(range(len(chosen_cases)), min(options.sample, len(chosen_cases))))
+        chosen_cases = [case for index, case in enumerate(chosen_cases) if index in chosen]
+    return chosen_cases
 
 
 def parser() -> argparse.ArgumentParser:

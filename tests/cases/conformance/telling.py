@@ -69,7 +69,7 @@ def seeded_trials(case: Case) -> Iterator[Trial]:
 
 
 def facts(case: Case, call: Call) -> frozenset[Hashable]:
-    """Returns what a call shows about its op."""
+    """Returns the facts that a call shows about its op."""
     ranks = tuple(min(tensor.dim(), 4) for tensor in call.tensors[:4])
     shapes = {tensor.shape for tensor in call.tensors}
     shown: set[Hashable] = {case.dtype, case.kind, ranks, *(tensor.dtype for tensor in call.tensors)}

@@ -215,8 +215,8 @@ def check_aliases() -> None:
         outputs[3].add_(5)
         outputs[5].fill_(7)
         assert outputs[0] is inputs[0]
-    for one, other in zip((*expected, *host), (*actual, *on_device), strict=True):
-        assert_equal(other.cpu(), one)
+    for expected_tensor, actual_tensor in zip((*expected, *host), (*actual, *on_device), strict=True):
+        assert_equal(actual_tensor.cpu(), expected_tensor)
 
 
 def check_written_arrays_are_donated_unless_others_refer_to_them() -> None:

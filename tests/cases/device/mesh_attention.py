@@ -43,17 +43,17 @@ def check_heads_stay_sharded() -> None:
         expected = function(*host)
         expected.square().sum().backward()
         for mode in (*MODES, "compiled"):
-            given = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", None, "tp")).requires_grad_() for x in host]
+            sharded = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", None, "tp")).requires_grad_() for x in host]
             run = compile_anew(function) if mode == "compiled" else function
             with MODES.get(mode, MODES["eager"])():
-                result = run(*given)
+                result = run(*sharded)
                 result.square().sum().backward()
             assert spec_of(result.detach()) == ("fsdp", None, "tp"), mode
             torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
-            for x, y in zip(given, host, strict=True):
+            for x, y in zip(sharded, host, strict=True):
                 torch.testing.assert_close(x.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)
             if mode == "compiled":
-                report = sharding.report(lambda *args, compiled=run: compiled(*args).square().mean().backward(), *given)
+                report = sharding.report(lambda *args, compiled=run: compiled(*args).square().mean().backward(), *sharded)
                 programs = {item.program for item in report.memory if item.program.startswith("dynaxla_")}
                 assert len(programs) == 2, report
                 assert not [item for item in report.collectives if item.program in programs], "only eager mode's mean may communicate"
@@ -62,8 +62,8 @@ def check_heads_stay_sharded() -> None:
 def check_products_of_sharded_heads() -> None:
     """The result's array has separate dimensions for batch and heads, as its operands have. The tensor is like any other."""
     x, y = (torch.randn(BATCH, HEADS, *shape) for shape in ((LENGTH, WIDTH), (WIDTH, LENGTH)))
-    given = [mark_sharding(value.to("jax"), MESH, ("fsdp", "tp")).flatten(0, 1) for value in (x, y)]
-    result, expected = torch.bmm(*given), x.flatten(0, 1) @ y.flatten(0, 1)
+    sharded = [mark_sharding(value.to("jax"), MESH, ("fsdp", "tp")).flatten(0, 1) for value in (x, y)]
+    result, expected = torch.bmm(*sharded), x.flatten(0, 1) @ y.flatten(0, 1)
     assert array_of(result).shape == (BATCH, HEADS, LENGTH, LENGTH)
     assert tuple(array_of(result).sharding.spec) == ("fsdp", "tp")
     torch.testing.assert_close(result.cpu(), expected)
@@ -74,7 +74,7 @@ def check_products_of_sharded_heads() -> None:
     for view in (result, result.contiguous(), result[1:]):
         torch.testing.assert_close(view.cpu(), expected[1:] if view.shape[0] < LENGTH else expected)
     compiled = compile_anew(lambda x, y: torch.bmm(x, y).sum((0, 1)))
-    torch.testing.assert_close(compiled(*given).cpu(), (x.flatten(0, 1) @ y.flatten(0, 1)).sum((0, 1)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled(*sharded).cpu(), (x.flatten(0, 1) @ y.flatten(0, 1)).sum((0, 1)), rtol=1e-4, atol=1e-5)
 
 
 def check_long_attention_is_computed_in_blocks_on_a_tpu() -> None:
@@ -89,12 +89,12 @@ def check_long_attention_is_computed_in_blocks_on_a_tpu() -> None:
         expected = function(*host)
         expected.square().sum().backward()
         axis = "tp" if key_heads == HEADS else None
-        given = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", axis)).requires_grad_() for x in host]
+        sharded = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", axis)).requires_grad_() for x in host]
         with on_tpu() as texts, mock.patch.multiple(attention_implementations, _LARGE_SCORES_BYTES=0, _BLOCK_BYTES=0):
             compiled = compile_anew(function)
-            result = compiled(*given)
+            result = compiled(*sharded)
             result.square().sum().backward()
         assert all("stablehlo.while" in text and f"{length}x{length}x" not in text for text in texts)
         torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
-        for x, y in zip(given, host, strict=True):
+        for x, y in zip(sharded, host, strict=True):
             torch.testing.assert_close(x.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)

@@ -154,11 +154,11 @@ def check_recordings_reuse_programs() -> None:
 
     compute(0.25)
     for number in (0.5, -3.0, float("nan"), 1e30, -0.0, 0.0):
-        found: list[torch.Tensor] = []
-        done = _counts(lambda number=number, found=found: found.extend(compute(number)))
-        assert done.get("compile", 0) == 0, number
-        for one, other in zip(found, expected(number), strict=True):
-            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+        results: list[torch.Tensor] = []
+        counts = _counts(lambda number=number, results=results: results.extend(compute(number)))
+        assert counts.get("compile", 0) == 0, number
+        for actual, reference in zip(results, expected(number), strict=True):
+            torch.testing.assert_close(actual.cpu(), reference, equal_nan=True)
     with dynaxla.device.lazy():
         assert [torch.zeros(1, device="jax").add(number).dtype for number in (0.0, 1, True)] == [torch.float32] * 3
         one = torch.tensor(1, device="jax")

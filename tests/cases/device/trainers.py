@@ -195,14 +195,14 @@ def check_training_with_hooks_clipping_averages_and_files() -> None:
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
-        seen: list[torch.Tensor] = []
-        model[4].weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 0.5)
-        model[0].register_forward_hook(lambda _, given, result: seen.append(result))
+        tensors: list[torch.Tensor] = []
+        model[4].weight.register_hook(lambda gradient: tensors.append(gradient) or gradient * 0.5)
+        model[0].register_forward_hook(lambda _, inputs, result: tensors.append(result))
         for step in range(2):
             optimizer.zero_grad()
             data = torch.linspace(-1, 1, 96, dtype=torch.float64).reshape(2, 3, 4, 4).to(device)
             nn.functional.cross_entropy(model(data), torch.tensor([1, 3]).to(device)).backward()
-            seen.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+            tensors.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
             optimizer.step()
             schedule.step()
             average.update_parameters(model)
@@ -214,7 +214,7 @@ def check_training_with_hooks_clipping_averages_and_files() -> None:
                 optimizer.load_state_dict(saved["optimizer"])
                 schedule.load_state_dict(saved["schedule"])
                 assert optimizer.state[model[4].weight]["exp_avg"].device.type == device
-        return [seen, list(average.module.parameters())]
+        return [tensors, list(average.module.parameters())]
 
     expected = torch.utils._pytree.tree_map(lambda value: value.detach(), train("cpu"))
     _close(train("jax"), expected, rtol=1e-6, atol=1e-9)

@@ -23,9 +23,7 @@ def check_forward() -> None:
         for is_first in (True, False):
             results: list[torch.Tensor] = []
 
-            def run(
-                results: list[torch.Tensor] = results, model: nn.Module = model, args: list[torch.Tensor] = args
-            ) -> None:
+            def run(results: list[torch.Tensor] = results, model: nn.Module = model, args: list[torch.Tensor] = args) -> None:
                 with dynaxla.device.lazy():
                     result = model(*args)
                     results += result if isinstance(result, tuple) else [result]

@@ -285,9 +285,7 @@ def check_every_optimizer() -> None:
             optimizer.step()
         state_dict = copy.deepcopy(optimizer.state_dict())
         optimizer.load_state_dict(state_dict)
-        slots = [
-            value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.dim()
-        ]
+        slots = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
         assert {value.device.type for value in slots} <= {device}
         return _cpu([*weights, *slots])
 

@@ -423,7 +423,7 @@ def no_pause_between_votes(patch: Patch) -> None:
 
 
 def failed_checks(patch: Patch, fails: bool) -> None:
-    """Replaces the device's answer whether a check has failed that Python does not know yet."""
+    """Sets the device's answer: True if a check has failed that Python does not know yet."""
     patch.setattr(late_checks, "any_failed", lambda _: torch.tensor(float(fails)))
 
 

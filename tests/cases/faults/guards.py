@@ -56,7 +56,7 @@ def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
 
 
 def _add_missing_parts(name: str, kind: type | tuple[type, ...], compared: Sequence[str]) -> None:
-    """Adds a fault: of objects of a class, only some parts are compared."""
+    """Adds a fault: objects of a class are compared by some of their parts only."""
 
     def planted() -> AbstractContextManager[Any]:
         original = fingerprints.parts_of

@@ -126,7 +126,7 @@ def result_is_contiguous() -> AbstractContextManager[Any]:
 
     def maker(*args: Any) -> Callable[..., torch.Tensor]:
         make = original(*args)
-        return lambda *given: make(*given).contiguous()
+        return lambda *args: make(*args).contiguous()
 
     return patch.object(native, "_buffer_maker", maker)
 

@@ -165,18 +165,18 @@ def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
 @FAULTS.add
 def negative_indices_count_padding() -> AbstractContextManager[Any]:
     return patch.object(
-        padded_layers, "checked_indices", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
+        padded_layers, "checked_indices", lambda rewrite, index, table, dim, **_: rewrite.masked(index, range(index.meta["val"].dim()), 0)
     )
 
 
 @FAULTS.add
 def positions_in_windows_use_the_rounded_width() -> AbstractContextManager[Any]:
-    return patch.object(padded_windows, "_is_width_padded", lambda given, images: False)
+    return patch.object(padded_windows, "_is_width_padded", lambda rewrite, images: False)
 
 
 @FAULTS.add
 def images_are_resized_by_rounded_sizes() -> AbstractContextManager[Any]:
-    return patch.object(padded_rules, "_true_number", lambda given, number, x: None)
+    return patch.object(padded_rules, "_true_number", lambda rewrite, number, x: None)
 
 
 @FAULTS.add

@@ -65,7 +65,7 @@ def judged(group: list[LayoutCase]) -> list[Record]:
 
 
 def is_bad(record: Record) -> bool:
-    """True if there is a difference that aot_eager does not have, and eager mode's kernel reads operands by their strides."""
+    """True for a difference that is neither in aot_eager, nor due to a kernel of eager mode that ignores strides of operands."""
     return bool(record["difference"]) and not record["aot_eager"] and not record["eager_depends_on_layouts"]
 
 

@@ -116,7 +116,7 @@ def _compare(group: list[tuple[LayoutCase, Samples]], backend: str) -> str:
     torch._dynamo.reset()
 
     def function(samples: list[Samples]) -> list[Any]:
-        return [[apply(case.row, sample) for sample in given] for (case, _), given in zip(group, samples, strict=True)]
+        return [[apply(case.row, sample) for sample in case_samples] for (case, _), case_samples in zip(group, samples, strict=True)]
 
     compiled = torch.compile(function, backend=backend, dynamic=False)
     try:
@@ -144,7 +144,7 @@ def _leaves(group: list[tuple[LayoutCase, Samples]]) -> list[Samples]:
 
 
 def _gradients(samples: list[Samples]) -> list[Any]:
-    return [[value.grad for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)] for given in samples]
+    return [[value.grad for value in pytree.tree_leaves(case_samples) if isinstance(value, torch.Tensor)] for case_samples in samples]
 
 
 def _assert_exact_strides(actual: Any, expected: Any) -> None:

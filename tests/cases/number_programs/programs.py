@@ -66,8 +66,8 @@ class Program:
         if kind < 0.6:
             return self._choose("0", "1", "2", "3", "5")
         operator = self._choose("+", "-", "*", "//", "%")
-        right = self._choose("2", "3", "4") if operator in ("//", "%") else self._integer(depth + 1)
-        return f"({self._integer(depth + 1)} {operator} {right})"
+        second = self._choose("2", "3", "4") if operator in ("//", "%") else self._integer(depth + 1)
+        return f"({self._integer(depth + 1)} {operator} {second})"
 
     def _float(self, depth: int = 0) -> str:
         kind = self._random.random()

@@ -176,9 +176,9 @@ def differences(seed: int) -> str:
     try:
         torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-5)
         for number, (objects, other) in enumerate(zip(all_objects, expected_objects, strict=True)):
-            found, wanted = dict(objects.tensors()), dict(other.tensors())
-            assert found.keys() == wanted.keys(), f"set {number} has {found.keys() ^ wanted.keys()}"
-            for name, tensor in wanted.items():
+            found, expected_tensors = dict(objects.tensors()), dict(other.tensors())
+            assert found.keys() == expected_tensors.keys(), f"set {number} has {found.keys() ^ expected_tensors.keys()}"
+            for name, tensor in expected_tensors.items():
                 assert (found[name] is None) == (tensor is None), f"set {number}: {name}"
                 if tensor is not None:
                     torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")

@@ -1,4 +1,4 @@
-"""Cases for the processes of many_processes/test_collectives.py. Each case compares compiled code with eager mode in all processes."""
+"""Cases for the processes of tests/many_processes/test_collectives.py. Each compares compiled code with eager mode in all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs processes for many_processes/test_process_collectives.py: one dies, hangs, calls other collectives, or ends early."""
+"""Runs processes for tests/many_processes/test_process_collectives.py: one dies, hangs, calls other collectives, or ends early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases for training/test_fully_sharded.py: steps with FSDP2, recorded, or in eager mode because of a side effect."""
+"""Cases for tests/training/test_fully_sharded.py: steps with FSDP2, recorded, or in eager mode because of a side effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs processes for many_processes/test_killed_training.py: one is killed within a training step."""
+"""Runs processes for tests/many_processes/test_killed_training.py: one is killed within a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs three processes for runtime/test_collective_agreement.py, with collectives that match or do not match."""
+"""Runs three processes for tests/runtime/test_collective_agreement.py, with collectives that match or do not match."""
 
 from __future__ import annotations
 

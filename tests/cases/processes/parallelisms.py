@@ -1,4 +1,4 @@
-"""Ways to train on several processes, compared with one process and the whole batch, for training/test_data_parallel.py."""
+"""Ways to train on several processes, compared with one process and the whole batch, for tests/training/test_data_parallel.py."""
 
 from __future__ import annotations
 

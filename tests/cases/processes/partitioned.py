@@ -430,15 +430,15 @@ def reasons_against_partitioning(rank: int) -> None:
         (lambda x: nn.functional.dropout(x.to_local(), 0.5) * 0, x, "random"),
         (averaged, x, "from_local"),
     ]  # fmt: skip
-    for function, given, reason in cases:
+    for function, argument, reason in cases:
         torch._dynamo.reset()
         with counted(0, 1):
-            found, expected = compiled(function)(given), function(given)
+            found, expected = compiled(function)(argument), function(argument)
         for mine, theirs in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True):
             torch.testing.assert_close(whole(mine), whole(theirs))
         torch._dynamo.reset()
         with pytest.raises(dynaxla.errors.CaptureError, match=reason):
-            compiled(function, {**XLA, "fallback": "error"})(given)
+            compiled(function, {**XLA, "fallback": "error"})(argument)
     torch._dynamo.reset()
     with pytest.raises(dynaxla.errors.CaptureError, match="is a dynamic size or a number"):
         compiled(lambda x: x * 2, {**XLA, "fallback": "error"}, dynamic=True)(x)

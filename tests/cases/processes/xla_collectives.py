@@ -1,4 +1,4 @@
-"""Cases for the processes of many_processes/test_process_collectives.py: XLA's own collectives, compared with eager mode."""
+"""Cases for the processes of tests/many_processes/test_process_collectives.py: XLA's own collectives, compared with eager mode."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def trials() -> Iterator[tuple[str, Callable[[], None]]]:
     for module in tested:
         for name, functions in vars(module).items():
             if name.isupper() and isinstance(functions, list) and callable(functions[0]):
-                added = [lambda *given, own=function: own(*given) + 0 for function in functions]
+                added = [lambda *args, own=function: own(*args) + 0 for function in functions]
                 yield name, lambda functions=added: rounded_sizes.assert_one_program(functions, rounded_sizes.features)
     yield "GUARDS", _check_guards
 

@@ -13,15 +13,15 @@ from cases.python_state.choices import HypothesisChoices, SeededChoices
 
 # Faults of several kinds, each of which few cases suffice to find.
 QUICKLY_FOUND = [
-    "code_is_not_looked_at",
-    "numpy_scalars_are_known_by_their_path",
-    "slices_are_known_by_their_path",
-    "closure_cells_are_not_held",
-    "methods_are_not_looked_at",
+    "code_is_ignored",
+    "numpy_scalars_are_equal",
+    "slices_are_equal",
+    "closure_cells_are_ignored",
+    "methods_are_ignored",
     "code_without_a_file_is_trusted",
-    "globals_are_not_read",
-    "the_watch_does_not_look_at_containers",
-    "the_watch_does_not_look_at_classes",
+    "globals_are_ignored",
+    "the_reference_checks_ignore_containers",
+    "the_reference_checks_ignore_classes",
 ]
 
 

@@ -26,7 +26,14 @@ from support.processes.scripts import run_script
 from support.releases import IS_OLDEST
 from support.timing import quick_compilation
 
-SENTENCES = ["eagers_results", "no_stale_parameters", "nothing_lost", "no_dead_ends", "clear_failure", "no_side_effects"]
+SENTENCES = [
+    "results_of_eager_mode",
+    "no_stale_parameters",
+    "failed_calls_change_nothing",
+    "no_dead_ends",
+    "clear_errors",
+    "no_side_effects",
+]
 # torch 2.11 cannot have the device.
 DEVICE = [] if IS_OLDEST else ["the_device"]
 

@@ -27,8 +27,8 @@ def run(rank, *settings):
 world, rendezvous, results, *names = sys.argv[1:]
 start_processes(run, (rendezvous, results, names), int(world), start_method="fork")
 """
-QUICK = ["what_a_step_leaves_and_finds_is_watched", "collectives_of_a_step"]
-FALLS_BACK = "a_torch_with_other_insides_gathers_by_itself"
+QUICK = ["step_with_and_without_gradient_sync", "collectives_of_a_step"]
+FALLS_BACK = "unknown_internals_of_torch_run_eagerly"
 
 
 def has_insides() -> bool:

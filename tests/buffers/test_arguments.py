@@ -125,7 +125,7 @@ def test_tensors_that_would_be_misread_are_refused() -> None:
         arguments(x).arrays([mode.from_tensor(x)])
 
 
-def test_an_input_with_other_strides_than_traced() -> None:
+def test_input_with_other_strides_than_traced() -> None:
     """torch.compile's guards prevent this. A program that is called by other means must not misread the memory, either."""
     module = make_fx(lambda x: [x.view(-1), x * 2], tracing_mode="fake")(torch.randn(2, 3))
     program = CompiledGraph(CompilationUnit(AtenGraph("other_strides", module), Options()))

@@ -146,7 +146,7 @@ def test_gradients_of_windows_are_compiled() -> None:
     assert _fallbacks() == before
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     before = _fallbacks()
     for make, function, lost in ((*LOST["gaps"], 1), (*LOST["repeated"], 1), (*COMPILED["tiles"], 0), (*COMPILED["as_strided"], 0)):
         _check(make, function, dynamic=True)

@@ -107,7 +107,7 @@ def test_other_bases(base: str, gradients: bool, views: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("base", ["transposed", "transposed, written", "the input, written"])
-def test_sizes_that_change(base: str) -> None:
+def test_dynamic_sizes(base: str) -> None:
     _check(base, ("transposed", "rows", "base"), gradients=True, dynamic=True)
 
 

@@ -168,7 +168,7 @@ def test_checks_of_several_kinds() -> None:
             run(eye, weights, -eye, good)
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for weight in weights:
             x = torch.cat([x @ weight, x.new_ones(1, 4) * x.shape[0]])[1:] / x.shape[0]

@@ -41,9 +41,9 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 def counts(*names: str) -> tuple[int, ...]:
     """Returns the counters since the last call, and resets them."""
-    found = metrics.snapshot()
+    counters = metrics.snapshot()
     metrics.reset()
-    return tuple(found.get(name, 0) for name in names)
+    return tuple(counters.get(name, 0) for name in names)
 
 
 def sums(x: torch.Tensor) -> torch.Tensor:
@@ -145,16 +145,16 @@ def test_sizes_that_must_not_be_rounded(gate: Gate) -> None:
 
 
 def test_dropout_does_not_depend_on_compilation_time() -> None:
-    found = []
+    runs = []
     for options in ({}, {"compile": "now", "sizes": "exact"}):
         torch._dynamo.reset()
         torch.manual_seed(0)
         run = compiled(lambda x: F.dropout(x) + x.mean(0), **options)
         leaves = [torch.ones(size, 4, requires_grad=True) for size in (9, 10)]
         values = [run(leaf) for leaf in leaves]
-        found.append([values, torch.autograd.grad(sum(value.sum() for value in values), leaves)])
+        runs.append([values, torch.autograd.grad(sum(value.sum() for value in values), leaves)])
         dynaxla.synchronize()
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(runs[0], runs[1])
 
 
 def test_failed_compilation_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,13 +293,13 @@ def test_deterministic_algorithms_wait_at_each_call(gate: Gate) -> None:
 
 
 def test_random_numbers_do_not_depend_on_compilation_time() -> None:
-    found = []
+    runs = []
     for options in ({}, {"compile": "now", "sizes": "exact"}):
         torch._dynamo.reset()
         torch.manual_seed(0)
         run = compiled_by_default(lambda x: F.dropout(x) + x.mean(0), **options)
-        found.append([run(torch.ones(size, 4)) for size in range(9, 16)])
-    torch.testing.assert_close(found[0], found[1])
+        runs.append([run(torch.ones(size, 4)) for size in range(9, 16)])
+    torch.testing.assert_close(runs[0], runs[1])
 
 
 def test_slower_programs_are_not_used_and_end_compilation(

@@ -46,9 +46,9 @@ def program(function: Callable[..., Any], *inputs: Any, phase: Phase = "inferenc
 
 def counts(*names: str) -> tuple[int, ...]:
     """Returns the counters since the last call, and resets them."""
-    found = metrics.snapshot()
+    counters = metrics.snapshot()
     metrics.reset()
-    return tuple(found.get(name, 0) for name in names)
+    return tuple(counters.get(name, 0) for name in names)
 
 
 def test_torch_runs_each_size_until_its_program_is_ready(gate: Gate) -> None:
@@ -269,12 +269,12 @@ def test_compiled_step(gate: Gate) -> None:
             return loss
 
         x = torch.ones(4, 3)
-        found = []
+        step_losses = []
         for number in range(6):
-            found.append(step(x).item())
+            step_losses.append(step(x).item())
             if number == 3:
                 gate.open()
-        return found, [parameter.detach() for parameter in net.parameters()]
+        return step_losses, [parameter.detach() for parameter in net.parameters()]
 
     expected = losses(lambda function: function)
     metrics.reset()

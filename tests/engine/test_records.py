@@ -101,7 +101,7 @@ def test_equal_graphs_share_a_program(function: Callable[..., Any], options: Opt
     assert len(stored._live_programs) == 0
 
 
-def test_checks_raise_as_before(options: Options) -> None:
+def test_checks_of_stored_programs_raise_the_same(options: Options) -> None:
     messages = []
     for expected in ((0, 1), (1, 0)):
         runner = program(lambda x, index: [x[index] + 1], x, torch.tensor([1]), options=options)

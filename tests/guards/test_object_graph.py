@@ -115,14 +115,14 @@ def loss_fn(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_a_global_is_redefined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redefined_global(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return loss_fn(x)
 
     check(function, lambda: monkeypatch.setitem(globals(), "loss_fn", lambda x: x * 3))
 
 
-def test_code_is_replaced() -> None:
+def test_replaced_code() -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -413,7 +413,7 @@ def test_cells_of_a_notebook(name: str | None) -> None:
 
 
 def test_identities_are_not_reused() -> None:
-    """An object that is compared by identity is kept alive, so that no other object in its memory is taken for it."""
+    """An object that is compared by identity is kept alive, so that no other object gets its address."""
     facts: set[Any] = set()
     for _ in range(50):
         thing = {"lock": threading.Lock()}

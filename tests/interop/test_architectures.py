@@ -18,7 +18,7 @@ from support.models import small_models
 
 TIMM, TRANSFORMERS = list(small_models.TIMM)[:30], list(small_models.TRANSFORMERS)[:20]
 SAMPLE = ["ElectraModel"]
-# Models that compute parts in float32, whatever their dtype is.
+# Models that compute parts in float32, regardless of their dtype.
 PARTLY_FLOAT32 = {"efficientvit_b0", "CohereModel", "Gemma2Model", "GraniteModel"}
 NAMES = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in TIMM + TRANSFORMERS]
 

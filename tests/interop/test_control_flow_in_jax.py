@@ -163,7 +163,7 @@ def test_control_flow_is_exported(function: Callable[..., Any]) -> None:
 
 
 @fails_in_oldest("it guards a function inside a traced one by a count that tracing changes")
-def test_a_compiled_function_inside_gives_no_warning() -> None:
+def test_inner_compiled_function_causes_no_warning() -> None:
     @torch.compile(backend="eager")
     def inner(x: torch.Tensor) -> torch.Tensor:
         return x.cos() * 3

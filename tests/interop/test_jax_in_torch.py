@@ -89,8 +89,8 @@ def test_writing_to_an_input_before_the_backward_pass_is_noticed() -> None:
 def test_results_have_their_own_memory() -> None:
     constant = jnp.arange(4.0)
     x = torch.ones(4)
-    same, again, kept = to_torch(lambda x: (x, x, constant))(x)
-    for tensor in (same, again, kept):
+    same, again, constant_result = to_torch(lambda x: (x, x, constant))(x)
+    for tensor in (same, again, constant_result):
         tensor.mul_(5)
     assert x.tolist() == [1] * 4
     assert np.asarray(constant).tolist() == [0, 1, 2, 3]
@@ -307,7 +307,7 @@ def test_custom_derivatives() -> None:
         assert x.grad.tolist() == [3] * 4
 
 
-def test_a_compiled_step_is_never_stale() -> None:
+def test_compiled_step_is_never_stale() -> None:
     state = {"scale": 2.0}
     function = to_torch(lambda x: x * state["scale"])
     step = dynaxla.compile_step(lambda x: function(x) + 1, fullgraph=True)

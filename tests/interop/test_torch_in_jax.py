@@ -128,7 +128,7 @@ def test_language_model(x64: bool) -> None:
     all_close(gradient, gradients(model, model(tokens, labels=tokens)["loss"]))
 
 
-def test_an_index_out_of_range_is_nan() -> None:
+def test_index_out_of_range_gives_nan() -> None:
     f, params = to_jax(nn.Embedding(3, 2))
     assert np.isnan(f(params, jnp.array([1, 3]))).all()
     assert not np.isnan(f(params, jnp.array([1, 2]))).any()
@@ -154,7 +154,7 @@ def test_buffers_are_arguments_and_results(x64: bool) -> None:
     assert f.buffers["1.num_batches_tracked"] == 0
 
 
-def test_a_later_change_of_mode_is_refused() -> None:
+def test_later_change_of_mode_is_refused() -> None:
     model = batch_norm_model()
     f, params = to_jax(model)
     f(params, to_array(X), buffers=f.buffers)
@@ -646,11 +646,11 @@ def test_unchanged_state_causes_no_walk(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_writes_to_captured_tensors_are_refused() -> None:
-    seen = torch.zeros(3)
+    captured = torch.zeros(3)
     with pytest.raises(CaptureError, match="to a tensor that is not among its arguments") as caught:
-        to_jax(lambda x: seen.add_(1) + x)(jnp.ones(3))
+        to_jax(lambda x: captured.add_(1) + x)(jnp.ones(3))
     assert "test_torch_in_jax.py" in caught.value.where
-    assert seen.tolist() == [0.0] * 3
+    assert captured.tolist() == [0.0] * 3
 
 
 def test_writes_that_would_be_lost_are_refused() -> None:
@@ -665,7 +665,7 @@ def test_writes_that_would_be_lost_are_refused() -> None:
     assert "test_torch_in_jax.py" in caught.value.where
 
 
-def test_an_array_given_twice_is_two_tensors() -> None:
+def test_array_given_twice_becomes_two_tensors() -> None:
     f, x = to_jax(lambda x, y: x.add_(1) + y), jnp.ones(3)
     expected = torch.ones(3).add_(1) + torch.ones(3)
     close(f(x, x), expected)
@@ -688,7 +688,7 @@ def test_functions_of_torch_compile() -> None:
     close(f(params, to_array(X)), model(X))
 
 
-def test_it_is_public() -> None:
+def test_to_jax_is_public() -> None:
     assert dynaxla.to_jax is to_jax
 
 

@@ -54,7 +54,7 @@ def check(folder: Path, names: list[str]) -> None:
 
 @pytest.mark.sample(usual=1)
 @needs_gathering
-def test_as_in_eager(tmp_path: Path) -> None:
+def test_quick_cases(tmp_path: Path) -> None:
     check(tmp_path, QUICK)
 
 
@@ -65,7 +65,7 @@ def test_fallback_to_torchs_hooks(tmp_path: Path) -> None:
 @needs_gathering
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in fully_sharded.CASES if name not in (*QUICK, FALLS_BACK)])
-def test_each_as_in_eager(name: str, tmp_path: Path) -> None:
+def test_other_cases(name: str, tmp_path: Path) -> None:
     check(tmp_path, [name])
 
 

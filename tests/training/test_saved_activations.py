@@ -70,7 +70,7 @@ def test_gradients(backend: str, memory_format: torch.memory_format) -> None:
     check_gradients(net, other)
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     torch.manual_seed(0)
     net = Net()
     other = copy.deepcopy(net)
@@ -127,10 +127,10 @@ def test_saved_tensor_that_becomes_a_gradient() -> None:
     """Users see this saved tensor, so it must have eager mode's strides."""
     torch.manual_seed(0)
     convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).requires_grad_(False)
-    found = []
+    gradients = []
     for wrap in (lambda function: function, torch.compile(backend="dynaxla")):
         scale = torch.ones(CHANNELS, CHANNELS, CHANNELS, CHANNELS, requires_grad=True)
         out = wrap(lambda x, scale: _Scaled.apply(scale, convolution(x)))(images(), scale)
-        found += torch.autograd.grad(out, scale)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    assert found[1].stride() == found[0].stride()
+        gradients += torch.autograd.grad(out, scale)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+    assert gradients[1].stride() == gradients[0].stride()

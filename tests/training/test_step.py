@@ -326,7 +326,7 @@ def test_new_learning_rates_cause_no_walk(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_gradients_that_are_also_in_a_list() -> None:
-    """A new tensor in `.grad` is not taken for the old one, which a list still holds."""
+    """A new tensor in `.grad` is not confused with the old one, which a list still holds."""
     eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["SGD"])
     theirs: list[torch.Tensor] = []
     mine: list[torch.Tensor] = []

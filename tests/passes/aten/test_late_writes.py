@@ -115,9 +115,9 @@ def swapped_rows(c: Tensor) -> None:
 
 def reads_before_and_after(c: Tensor, i: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     before = c.sum()
-    kept = c[0].clone()
+    old_row = c[0].clone()
     c.index_copy_(2, i, r * 2)
-    return before, kept, (c * 3).sum((0, 1))
+    return before, old_row, (c * 3).sum((0, 1))
 
 
 def attention(c: Tensor, v: Tensor, i: Tensor, r: Tensor, q: Tensor) -> Tensor:
@@ -404,7 +404,7 @@ def test_positions_that_are_read_from_tensors() -> None:
         check(function, c(), torch.tensor(3), row())
 
 
-def test_sizes_that_change(late_writes: list[LateWrites]) -> None:
+def test_dynamic_sizes(late_writes: list[LateWrites]) -> None:
     def function(c: Tensor, i: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         c.index_copy_(1, i, k)
         c[:, -1] = k[:, 0] * 2

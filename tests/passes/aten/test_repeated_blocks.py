@@ -39,7 +39,7 @@ def segments_of(step: Step, count: int = 4, x: torch.Tensor | None = None, weigh
 
 
 def count_equal(step: Step, **given: Any) -> int:
-    """The maximum number of segments with the same structural key."""
+    """Returns the maximum number of segments with the same structural key."""
     keys = [segment.structural_key for segment in segments_of(step, **given) or () if segment.structural_key is not None]
     return max(map(keys.count, keys), default=0)
 
@@ -53,7 +53,7 @@ def test_equal_blocks() -> None:
     assert segments[1].inputs[0] is segments[0].nodes[-1]
 
 
-def test_a_subgraph_computes_what_its_segment_does() -> None:
+def test_subgraph_computes_the_same_as_its_segment() -> None:
     first, *_ = segments_of(lambda x, w, i: (x @ w[i]).relu() + x) or []
     x = torch.randn(3, 4)
     assert [node.name for node in first.inputs] == ["arg0_1", "arg1_1"]

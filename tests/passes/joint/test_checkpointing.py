@@ -86,11 +86,11 @@ def test_dynamic_sizes_draw_new_numbers_in_each_call() -> None:
 
 def test_same_seed_gives_same_mask() -> None:
     function = torch.compile(lambda x: checkpoint(DRAWS["dropout"], x, use_reentrant=False), backend="dynaxla")
-    found = []
+    runs = []
     for _ in range(2):
         torch.manual_seed(5)
-        found.append(function(torch.ones(9, 9, requires_grad=True)).detach())
-    assert torch.equal(*found)
+        runs.append(function(torch.ones(9, 9, requires_grad=True)).detach())
+    assert torch.equal(*runs)
 
 
 def test_attention_without_dropout_does_not_advance_generator() -> None:
@@ -98,7 +98,7 @@ def test_attention_without_dropout_does_not_advance_generator() -> None:
         y = x.view(1, 2, -1, 8)
         return F.scaled_dot_product_attention(y, y, y, is_causal=True).reshape(x.shape)
 
-    found = []
+    runs = []
     for call in (region, torch.compile(region, backend="dynaxla", fullgraph=True, options={"fallback": "error"})):
         torch.manual_seed(0)
         x = torch.randn(8, 8, requires_grad=True)
@@ -106,15 +106,15 @@ def test_attention_without_dropout_does_not_advance_generator() -> None:
         result = checkpoint(call, x, use_reentrant=False) if call is region else call(x)
         result.sum().backward()
         assert torch.equal(torch.get_rng_state(), state)
-        found.append([result.detach(), x.grad])
-    assert_equal(found[1], found[0])
+        runs.append([result.detach(), x.grad])
+    assert_equal(runs[1], runs[0])
     function = torch.compile(lambda x: checkpoint(region, x, use_reentrant=False), backend="dynaxla", fullgraph=True)
     x = x.detach().requires_grad_()
     state = torch.get_rng_state()
     result = function(x)
     result.sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
-    assert_equal([result.detach(), x.grad], found[0])
+    assert_equal([result.detach(), x.grad], runs[0])
 
 
 def test_lowered_random_ops_do_not_split_the_graph() -> None:
@@ -181,31 +181,31 @@ def test_checkpointed_transformer_equals_plain_transformer(reentrant: bool) -> N
             x = checkpoint(block, x, use_reentrant=reentrant)
         return x.square().mean()
 
-    found = []
+    runs = []
     for function in (plain, checkpointed, torch.compile(checkpointed, backend="dynaxla", options={"exact_rng": True})):
         torch.manual_seed(0)
         blocks.zero_grad()
         x = torch.randn(3, 5, 16, requires_grad=True)
         loss = function(x)
         loss.backward()
-        found.append([loss.detach(), x.grad, *(parameter.grad.clone() for parameter in blocks.parameters())])
-    assert_equal(found[1], found[0])
-    assert_equal(found[2], found[0], tolerance=(1e-4, 1e-5))
+        runs.append([loss.detach(), x.grad, *(parameter.grad.clone() for parameter in blocks.parameters())])
+    assert_equal(runs[1], runs[0])
+    assert_equal(runs[2], runs[0], tolerance=(1e-4, 1e-5))
 
 
 @pytest.mark.usefixtures("quick_xla")
 def test_backward_pass_does_not_update_running_statistics() -> None:
     """The backward pass recomputes the region with the old statistics, and does not update them again, as in other backends."""
-    found = []
+    runs = []
     for compile_model in (lambda model: model, functools.partial(torch.compile, backend="dynaxla", fullgraph=True)):
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()).double()
-        function = layers if not found else lambda x, layers=layers: checkpoint(layers, x, use_reentrant=False)
+        function = layers if not runs else lambda x, layers=layers: checkpoint(layers, x, use_reentrant=False)
         run = compile_model(function)
         for _ in range(2):
             run(torch.linspace(-1, 2, 24, dtype=torch.float64).view(6, 4).square()).square().sum().backward()
-        found.append([*(parameter.grad for parameter in layers.parameters()), *layers.buffers()])
-    for plain, mine in zip(*found, strict=True):
+        runs.append([*(parameter.grad for parameter in layers.parameters()), *layers.buffers()])
+    for plain, mine in zip(*runs, strict=True):
         torch.testing.assert_close(mine, plain)
 
 

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 Tensor = torch.Tensor
-# A write of a pass to the tensor `b`. The second argument is the sum of the input in the forward pass, of the gradient in the backward pass.
+# A pass's write to the tensor `b`. The second argument is the sum of the input (forward pass) or of the gradient (backward pass).
 Write = Callable[[Tensor, Tensor], Any]
 
 FORWARD: dict[str, Write] = {

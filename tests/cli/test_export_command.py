@@ -50,7 +50,7 @@ def test_compilation_result_has_memory_for_a_topology() -> None:
 
 
 def test_exported_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function makes the model, which is exported in evaluation mode. Then a directory that exists, and a missing platform, are refused."""
+    """A function makes the model, which is exported in evaluation mode. An existing directory and a missing platform are refused."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     (tmp_path / "net_to_export.py").write_text(

@@ -1,6 +1,6 @@
-"""`python tests/commands/prose.py`: sentences that have to be read twice, in docstrings and comments of the library. Part of `make lint`.
+"""`python tests/commands/prose.py`: finds unclear sentences in docstrings and comments of the library. Part of `make lint`.
 
-It finds a few patterns, and modules that are named and do not exist. Reading is what keeps the prose plain.
+It finds only a few patterns, and names of modules that do not exist. A reviewer must read the prose all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDERS = ("src", "benchmarks")
 
 # A docstring's first line says what the object is or does.
 _BEGINNINGS = re.compile(r"(What|Whether|Of|Who|That|Those)\b")
-# Words for which everyday English has others: fix, reported, next to.
+# Words with everyday replacements: fix, reported, next to.
 _WORDS = re.compile(r"\b(mend(?:s|ed|ing)?|is told|are told|beside)\b")
 # Several attributes or arguments in one paragraph: one a line is easier to read.
 _RUN_ON = re.compile(r"\b(Attributes|Args): \w+ \([^)]*\)[;,] \w+ \(")
@@ -30,7 +30,7 @@ _OTHERS = ("torch", "jax", "functorch", "path", "Lib")
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each finding in a module."""
+    """Yields the line and the text of each finding in a module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (text := ast.get_docstring(node)):
             line = node.body[0].lineno

@@ -1,6 +1,6 @@
-"""The parts of the report. `python -m commands.gpu_report.parts NAME` runs one of them in this process and writes its facts."""
+"""The parts of the report. `python -m commands.gpu_report.parts NAME` runs one part in this process and writes its facts."""
 
-# ruff: noqa: B023  (the lambdas in loops are called before the loop goes on)
+# ruff: noqa: B023  (the lambdas in loops are called in the same iteration)
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ PACKAGES = (
 )
 # Cycles of a delay kernel: about a tenth of a second, and about a millisecond.
 LONG_DELAY, SHORT_DELAY = 200_000_000, 2_000_000
-# A rehearsal on the CPU takes small sizes: rows of a matrix, pictures of a batch, pixels along an edge, and few calls and kinds of network.
+# A rehearsal on the CPU uses small sizes (rows of a matrix, images of a batch, pixels of an edge), and few calls and networks.
 ROWS, PICTURES, PIXELS = (2048, 32, 224) if ON_GPU else (128, 2, 64)
 CALLS, MANY_CALLS = (2000, 10_000) if ON_GPU else (20, 100)
-MOST_ROWS = 30  # of a profile
+MOST_ROWS = 30  # the maximum number of rows of a profile
 RESNETS = [(torch.float32, False), *([(torch.bfloat16, True)] if ON_GPU else [])]
 
 
@@ -61,7 +61,7 @@ def compiled(function: Any, **options: Any) -> Any:
 
 
 def free_memory() -> list[float]:
-    """GiB of the GPU that are free, and all of them."""
+    """Returns the free and the total memory of the GPU, in GiB."""
     return [round(size / 2**30, 1) for size in torch.cuda.mem_get_info()] if ON_GPU else []
 
 
@@ -173,7 +173,7 @@ def add(part: str = "add") -> None:
 
 
 def public_ways() -> None:
-    """The same with the public functions of torch and JAX only."""
+    """Runs the part "add" with only the public functions of torch and JAX."""
     with private.force_public():
         add("public_ways")
 
@@ -205,9 +205,9 @@ def linear() -> None:
             found["ok"] = found["error"] < bound
 
 
-def _training_step(call: Any, optimizer: torch.optim.Optimizer, loss_of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _training_step(model: Any, optimizer: torch.optim.Optimizer, loss_of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def step(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        loss = loss_of(call(x), *rest)
+        loss = loss_of(model(x), *rest)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -309,7 +309,7 @@ def resnet18_step() -> None:
 
 
 def callbacks() -> None:
-    """torch's kernels, called back by a program: from several threads, while other work holds the GIL."""
+    """Programs that call torch's kernels back, from several threads, while other work holds the GIL."""
     import threading
 
     with torch.library._scoped_library("gpu_report", "FRAGMENT") as library:
@@ -342,7 +342,7 @@ def callbacks() -> None:
 
 
 def graph_capture() -> None:
-    """A call while torch records a CUDA graph must raise an error that says so, and leave everything usable."""
+    """A call during the capture of a CUDA graph must raise an error that says so, and later calls must work."""
     if not ON_GPU:
         return
     call = compiled(lambda x: x * 2 + 1)
@@ -364,7 +364,7 @@ def graph_capture() -> None:
 
 
 def call_time() -> None:
-    """Host time of a call and of its steps, in microseconds: the device does next to nothing."""
+    """Measures the host time of calls and of their steps, in microseconds. The device's work is negligible."""
 
     def microseconds(call: Callable[[], Any], calls: int = CALLS) -> float:
         return round(1e3 * milliseconds(call, calls)["host_ms"], 2)
@@ -430,27 +430,27 @@ def functions(call: Callable[[], Any], calls: int) -> list[list[Any]]:
 
 
 def kernels(call: Callable[[], Any], calls: int) -> dict[str, Any]:
-    """Returns the kernels of a call: their count, their milliseconds, and both by name for those that take most."""
+    """Returns the kernels of a call: their number, their milliseconds, and both by name for the kernels that take most time."""
     activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if ON_GPU else [])]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         for _ in range(calls):
             call()
         synchronize()
-    found: dict[str, list[float]] = {}
+    rows_by_name: dict[str, list[float]] = {}
     for event in profile.events():
         if event.device_type.name == "CUDA" and not event.is_user_annotation:
-            row = found.setdefault(event.name[:70], [0, 0.0])
+            row = rows_by_name.setdefault(event.name[:70], [0, 0.0])
             row[0], row[1] = row[0] + 1 / calls, row[1] + (event.time_range.end - event.time_range.start) / calls / 1e3
-    rows = sorted(found.items(), key=lambda row: -row[1][1])
+    rows = sorted(rows_by_name.items(), key=lambda row: -row[1][1])
     return {
-        "count": round(sum(count for count, _ in found.values()), 1),
-        "ms": round(sum(ms for _, ms in found.values()), 3),
+        "count": round(sum(count for count, _ in rows_by_name.values()), 1),
+        "ms": round(sum(ms for _, ms in rows_by_name.values()), 3),
         "kinds": [[name, round(count, 1), round(ms, 3)] for name, (count, ms) in rows[:MOST_ROWS]],
     }
 
 
 def profile_step() -> None:
-    """Profiles a training step on the host and on the device: BERT's, or in a rehearsal one block of GPT-2."""
+    """Profiles a training step on the host and on the device: BERT's, or that of one block of GPT-2 in a rehearsal."""
     from benchmarks import suites
     from dynaxla.bench.runner import ModelSetup
 
@@ -471,7 +471,7 @@ def profile_step() -> None:
 
 
 def many_calls() -> None:
-    """Growth of the process's resident memory, in MiB, over MANY_CALLS calls, twice: memory that is kept for each call shows in both."""
+    """Measures the growth of the process's resident memory, in MiB, over MANY_CALLS calls, twice. A leak of each call shows in both."""
 
     def resident_mib() -> float:
         return round(int(Path("/proc/self/statm").read_text().split()[1]) * 4 / 1024, 1)

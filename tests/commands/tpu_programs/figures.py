@@ -28,8 +28,8 @@ def figures(text: str, memory: Any, costs: Any) -> dict[str, Any]:
         costs: XLA's cost analysis.
 
     Returns:
-        cycles: the compiler's estimate; a loop counts as often as the largest constant of its condition says, and kernels written in Pallas
-            do not count.
+        cycles: the compiler's estimate. The body of a loop is counted n times, where n is the largest constant of the loop's condition;
+            kernels written in Pallas do not count.
         instructions: those of the entry computation, without those that do no work.
         copies: the copies among them, asynchronous ones included.
         float32_products: the products and convolutions of two float32 operands.
@@ -52,7 +52,7 @@ def figures(text: str, memory: Any, costs: Any) -> dict[str, Any]:
     }
 
 
-# The custom calls that a report names: Pallas' kernels, and what XLA cannot do by itself. The others are XLA:TPU's own annotations.
+# The custom calls that a report names: kernels written in Pallas, and ops that are not HLO. The others are annotations of XLA:TPU.
 _REPORTED = frozenset(["tpu_custom_call", "Eigh", "LuDecomposition", "Qr", "ProductOfElementaryHouseholderReflectors", "TopK"])
 
 

@@ -1,4 +1,4 @@
-"""Handing memory over: the fast private ways and the public fallbacks, side by side."""
+"""Tests of passing memory between torch and XLA, with the fast private entry points and the public ones."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA compiles in a sixth of the time, to slower code. A test marked `optimized` gets the code that users get.
+    """XLA compiles in a sixth of the time, to other code. A test marked `optimized` gets the code that users get.
 
     This fixture is for tests that do not depend on XLA's optimizations. Some folders use it for all of their tests.
     """

@@ -62,8 +62,8 @@ class Picture:
                 parts.append(f'<text x="{LEFT + length + 4:.1f}" y="{y + ROW - 2}" font-size="9">{value:.3g}</text>')
                 y += ROW
             y += GAP
-        one = LEFT + WIDTH / highest  # eager mode's speed
-        line = f'<line x1="{one:.1f}" y1="28" x2="{one:.1f}" y2="{y}" stroke="{TEXT}" stroke-dasharray="3 3"/>'
+        eager_x = LEFT + WIDTH / highest  # eager mode's speed
+        line = f'<line x1="{eager_x:.1f}" y1="28" x2="{eager_x:.1f}" y2="{y}" stroke="{TEXT}" stroke-dasharray="3 3"/>'
         engines = list(dict.fromkeys(engine for row in self.groups.values() for engine in row))
         legend = [
             f'<rect x="{LEFT + 130 * number}" y="8" width="10" height="10" fill="{COLOURS[engine]}"/>'

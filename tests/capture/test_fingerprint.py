@@ -26,7 +26,7 @@ def test_equal_graphs_have_equal_fingerprints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (lambda x: [x + 1], lambda x: [x + True]),
         (lambda x: [x + 0.0], lambda x: [x + -0.0]),
@@ -37,8 +37,8 @@ def test_equal_graphs_have_equal_fingerprints() -> None:
         (lambda x: [x.to(torch.float16)], lambda x: [x.to(torch.bfloat16)]),
     ],
 )
-def test_different_graphs_have_different_fingerprints(one: Callable[..., Any], other: Callable[..., Any]) -> None:
-    texts = text(one, base, mode="real"), text(other, base, mode="real")
+def test_different_graphs_have_different_fingerprints(first: Callable[..., Any], second: Callable[..., Any]) -> None:
+    texts = text(first, base, mode="real"), text(second, base, mode="real")
     assert None not in texts
     assert texts[0] != texts[1]
 

@@ -253,14 +253,14 @@ def test_graph_read_from_text_equals_the_original(function: Callable[..., Any]) 
     module = make_fx(function, tracing_mode="fake")(x)
     cached = CachedGraph.of(AtenGraph("graph", module, (0,)), ())
     assert cached is not None
-    again = CachedGraph.read(cached.text())
-    assert again == cached
-    assert again.static == (0,)
-    assert fingerprint(again.module()) == fingerprint(module)
+    restored = CachedGraph.read(cached.text())
+    assert restored == cached
+    assert restored.static == (0,)
+    assert fingerprint(restored.module()) == fingerprint(module)
     torch.manual_seed(1)
     expected = module(x)
     torch.manual_seed(1)
-    torch.testing.assert_close(again.module()(x), expected, equal_nan=True)
+    torch.testing.assert_close(restored.module()(x), expected, equal_nan=True)
 
 
 def test_graphs_that_cannot_be_restored_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:

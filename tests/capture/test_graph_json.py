@@ -1,4 +1,4 @@
-"""Tests of graphs as JSON, those of backward passes too."""
+"""Tests of graphs as JSON, including graphs of backward passes."""
 
 from __future__ import annotations
 

@@ -139,12 +139,12 @@ def test_invalid_arguments_are_refused(arguments: tuple[str, ...], known: str, m
 
 def test_arguments_choose_cases_engines_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that measures nothing fails."""
-    asked: list[tuple[list[str], list[str], BenchSettings]] = []
+    runs: list[tuple[list[str], list[str], BenchSettings]] = []
 
     def run(
         cases: list[suites.BenchCase], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
     ) -> report.BenchReport:
-        asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
+        runs.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
         return report.BenchReport(suite, settings, [])
 
     tiny_benchmark.measure_with(monkeypatch, run)
@@ -168,7 +168,7 @@ def test_arguments_choose_cases_engines_and_settings(monkeypatch: pytest.MonkeyP
         ],
     ):
         assert invoke(*arguments).exit_code == 1, arguments
-    (usual, quick, chosen) = asked
+    (usual, quick, chosen) = runs
     assert usual[0] == [case.name for case in suites.SMALL]
     assert (usual[2].seconds, usual[2].placement.batch, usual[2].placement.training) == (BenchSettings.seconds, 1, "")
     assert quick[0] == suites.QUICK["small"]

@@ -23,12 +23,12 @@ def test_ops_by_name() -> None:
 
 
 def test_option_platform_chooses_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    platforms: list[str] = []
     support = op_table.OpSupport(torch.ops.aten.cumsum.default, "kernel")
-    internals.support_of_ops(monkeypatch, lambda platform: asked.append(platform) or [support])
+    internals.support_of_ops(monkeypatch, lambda platform: platforms.append(platform) or [support])
     named = CliRunner().invoke(cli.app, ["ops", "cumsum", "--platform", "tpu"]).output
     counted = CliRunner().invoke(cli.app, ["ops", "--platform", "rocm"]).output
-    assert asked == ["tpu", "rocm"]
+    assert platforms == ["tpu", "rocm"]
     assert "aten.cumsum.default" in named
     assert "aten.cumsum.default" not in counted
     assert "total" in counted

@@ -41,10 +41,10 @@ def test_tune_without_model_shows_the_cache_and_the_usage(tmp_path: Path, monkey
 
 
 def test_clear_empties_the_cache_before_models_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    compilations: list[Any] = []
 
     def compile(model: Any, **settings: Any) -> Any:
-        asked.append((torch.get_num_threads(), settings))
+        compilations.append((torch.get_num_threads(), settings))
         return model
 
     monkeypatch.setenv("DYNAXLA_CACHE", str(tmp_path))
@@ -60,7 +60,7 @@ def test_clear_empties_the_cache_before_models_are_measured(tmp_path: Path, monk
     finally:
         torch.set_num_threads(before)
     assert result.exit_code == 0, result.output
-    assert asked == [(2, {"backend": "dynaxla", "options": {"tune": True}})]
+    assert compilations == [(2, {"backend": "dynaxla", "options": {"tune": True}})]
     assert "a problem" in result.output
     assert "dynaxla tune MODEL" not in result.output
     assert list(store) == []

@@ -167,7 +167,7 @@ def ratio(row: Mapping[str, Any]) -> float:
     return float(min(row["ms"][engine] for engine in SINGLE) / row["ms"]["chosen"])
 
 
-def who(row: Mapping[str, Any]) -> str:
+def chosen_engines(row: Mapping[str, Any]) -> str:
     """Returns the chosen engines; if the processes chose differently, the engines of each choice."""
     return "; ".join(dict.fromkeys(", ".join(sorted({*chosen})) for chosen in row["choices"]))
 
@@ -176,9 +176,9 @@ def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], 
     """Returns the lines of the Markdown page."""
     good = {name: row for name, row in rows.items() if "failure" not in row}
     ratios = {name: ratio(row) for name, row in good.items()}
-    what = "forward and backward" if training else "inference"
+    kind = "forward and backward" if training else "inference"
     lines = [
-        f"# The engine that is chosen, beside each alone: {what}", "",
+        f"# The engine that is chosen, beside each alone: {kind}", "",
         "Milliseconds of a call, the mean of the quickest third of rounds; batch 1, one thread.",
         "*Eager*, *inductor*, *dynaxla*: as backends of torch.compile; *uncompiled*: without torch.compile;",
         '*chosen*: `backend="dynaxla_auto"` after its choice. *Ratio*: the best engine alone over the chosen one;',
@@ -192,7 +192,9 @@ def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], 
             lines.append(tables.line([name, *["-"] * (len(SHOWN) + 2), f"failed: {row['failure']}"]))
             continue
         times = [f"{row['ms'][engine]:.4g}" for engine in SHOWN]
-        lines.append(tables.line([name, *times, f"{ratios[name]:.2f}", " ".join(f"{each:.2f}" for each in row["ratios"]), who(row)]))
+        lines.append(
+            tables.line([name, *times, f"{ratios[name]:.2f}", " ".join(f"{each:.2f}" for each in row["ratios"]), chosen_engines(row)])
+        )
     if ratios:
         blanks = [""] * len(SHOWN)
         lines.append(tables.line(["**geometric mean**", *blanks, f"**{tables.mean(list(ratios.values())):.3f}**", "", ""]))

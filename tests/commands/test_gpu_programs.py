@@ -114,8 +114,8 @@ def test_all_budgets_belong_to_cells() -> None:
 
 def test_page_has_each_program() -> None:
     error = "Traceback (most recent call last):\n  File x, line 1\nUnsupportedOp: no lowering\n\nThe above exception was\nOther: so"
-    found = _found() | {"bert_base bfloat16": {"error": error, "seconds": 1.0}}
-    page = report.page(found)
+    results_by_cell = _found() | {"bert_base bfloat16": {"error": error, "seconds": 1.0}}
+    page = report.page(results_by_cell)
     assert "\n## resnet18\n\n| | program |" in page
     assert "| float32 NCHW | inference | 10 | 2 | 100.0 | 1 `__cublas$gemm` |" in page
     assert "| bfloat16 | | | | | failed: UnsupportedOp: no lowering |" in page
@@ -156,9 +156,12 @@ def test_run_continues_with_stored_results_and_after_a_crash(tmp_path: Path) -> 
     wanted = [cell for cell in cells() if cell.model in ("resnet18", "alexnet")]
     path, command = tmp_path / "results.jsonl", (sys.executable, "-c", STUB)
     path.write_text(json.dumps({"cell": str(wanted[0]), "programs": {}, "seconds": 0.0, "pid": 0}) + '\n{"cell": "vgg')
-    found = runner.compile_all(wanted, path, _plugin(tmp_path / "plugin"), command)
-    assert [name for name, result in found.items() if "error" in result] == ["alexnet bfloat16 NCHW", "alexnet bfloat16 channels-last"]
-    processes = {name: result.get("pid") for name, result in found.items()}
+    results_by_cell = runner.compile_all(wanted, path, _plugin(tmp_path / "plugin"), command)
+    assert [name for name, result in results_by_cell.items() if "error" in result] == [
+        "alexnet bfloat16 NCHW",
+        "alexnet bfloat16 channels-last",
+    ]
+    processes = {name: result.get("pid") for name, result in results_by_cell.items()}
     assert processes[str(wanted[0])] == 0, "the stored result was not used"
     assert processes["resnet18 bfloat16 NCHW"] == processes["resnet18 bfloat16 channels-last"] != processes["alexnet float32 NCHW"]
 

@@ -34,12 +34,12 @@ def test_examples(tmp_path: Path) -> None:
     commands = [gpt, *[[str(EXAMPLES / f"{name}.py")] for name in names], [str(EXAMPLES / "jax_kernel_in_torch.py"), "--steps", "5"]]
     printed = run_script(SCRIPT.replace("COMMANDS", repr(commands)), XLA_FLAGS=quick_compilation.flags())
     gpt_output, mnist_output, jax_output, export_output, kernel_output, _ = printed.split("end\n")
-    distances = [float(found) for found in re.findall(r"at most (\S+) from eager", gpt_output)]
+    distances = [float(value) for value in re.findall(r"at most (\S+) from eager", gpt_output)]
     assert len(distances) == 3
     assert max(distances) < 1e-4
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert len(re.findall(r"accuracy 9[789]", mnist_output)) == 3
-    losses = [float(found) for found in re.findall(r"loss (\S+)", jax_output)]
+    losses = [float(value) for value in re.findall(r"loss (\S+)", jax_output)]
     assert len(losses) == 4
     assert losses[-1] < losses[0] / 10
     assert float(re.findall(r"at most (\S+) from that", kernel_output)[0]) < 1e-4
@@ -63,7 +63,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def losses_of(name: str, *arguments: str) -> list[float]:
     printed = run_script(ON_A_MESH, [str(EXAMPLES / name), *arguments], own=True)
-    return [float(found) for found in re.findall(r"loss (\S+)", printed)]
+    return [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
 
 
 @NEEDS_DEVICE

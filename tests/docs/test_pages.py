@@ -220,7 +220,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     program = "\n".join([seed, BEFORE.get(page, ""), *blocks[: len(blocks) - len(QUOTED.get(page, ()))], CHECKS[page]])
     if IS_OLDEST and (lacking := next((lacking for name, lacking in NOT_IN_OLDEST.items() if name in program), "")):
         pytest.skip(f"torch 2.11 has {lacking}")
-    # A process of its own for changes that a process cannot undo, and for counts of a process.
+    # Pages with changes that a process cannot undo, or with counts of a process, run in a separate process.
     if page in RUNNERS or any(name in program for name in ("device.enable()", "metrics.", "_import(", "dynaxla.lowers(")):
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | {"XLA_FLAGS": quick_compilation.flags()} | VARIABLES.get(page, {})

@@ -24,7 +24,7 @@ CYCLES = 3
 
 def _objects() -> Counter[str]:
     gc.collect()
-    kinds = (type(thing) for thing in gc.get_objects())
+    kinds = (type(obj) for obj in gc.get_objects())
     return Counter(kind.__qualname__ for kind in kinds if issubclass(kind, jax.core.Tracer) or str(kind.__module__).startswith("dynaxla"))
 
 

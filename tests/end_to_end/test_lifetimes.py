@@ -122,8 +122,8 @@ def alive(situation: Situation, backend: str, options: dict[str, Any] | None = N
         return torch.compile(function, backend=backend, options=options, **settings)
 
     def make_references() -> tuple[list[weakref.ref[torch.Tensor]], Any]:
-        tensors, kept = situation(compiled)
-        return [weakref.ref(tensor) for tensor in tensors], kept
+        tensors, kept_objects = situation(compiled)
+        return [weakref.ref(tensor) for tensor in tensors], kept_objects
 
     weak_references, _references = make_references()
     gc.collect()
@@ -160,10 +160,10 @@ def resident() -> int:
 
 def mebibytes_kept(situation: Situation, compiled: Compile, times: int = 3) -> float:
     """Returns the MiB that a repetition of a situation adds while all results are referenced. The first run fills compilers' heaps."""
-    kept = [situation(compiled)[1]]
+    kept_objects = [situation(compiled)[1]]
     before = resident()
     for _ in range(times):
-        kept.append(situation(compiled)[1])
+        kept_objects.append(situation(compiled)[1])
     return (resident() - before) / times / MIB
 
 

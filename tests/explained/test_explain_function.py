@@ -179,8 +179,8 @@ def test_graph_breaks_have_lines_and_advice() -> None:
     assert {line_of("seen.append("), line_of("+ draw()"), line_of("if z.sum()")} <= lines.keys()
     assert lines[line_of("if z.sum()")].reason == "Data-dependent branching"
     advised = [(advice.line.number, advice.what) for advice in explanation.advice if advice.line is not None]
-    assert any(number == line_of("if z.sum()") and "torch.where" in what for number, what in advised)
-    assert any(number == line_of("+ draw()") and "torch.compiler.disable" in what for number, what in advised)
+    assert any(number == line_of("if z.sum()") and "torch.where" in text for number, text in advised)
+    assert any(number == line_of("+ draw()") and "torch.compiler.disable" in text for number, text in advised)
     assert not seen, "a global list was changed"
     assert len(explanation.captured) >= 3
 
@@ -202,14 +202,14 @@ def test_explain_keeps_compiled_functions(way: str) -> None:
         expected = compiled(x)
         graphs = metrics.snapshot()["graphs"]
         explanation = dynaxla.explain(compiled, x)
-        again = dynaxla.explain(compiled, x)
+        second_explanation = dynaxla.explain(compiled, x)
         assert metrics.snapshot()["graphs"] == graphs + 2
         assert torch.equal(compiled(x), expected)
         compiled(torch.randn(3, 4))
     assert metrics.snapshot()["graphs"] == graphs + 2, "a graph was compiled again"
     (graph,) = explanation.graphs
-    assert graph.ops == again.graphs[0].ops
-    assert len(again.graphs) == 1
+    assert graph.ops == second_explanation.graphs[0].ops
+    assert len(second_explanation.graphs) == 1
     if way != "itself":
         assert {implementation.implementation for implementation in graph.implementations if implementation.op == "contraction"} == {"xla"}
 

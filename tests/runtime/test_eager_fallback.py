@@ -42,7 +42,7 @@ def test_fake_tensors_with_real_parameters(options: dict[str, Any]) -> None:
     compiled = torch.compile(net, backend="dynaxla", options=options)
     x = torch.randn(2, 4)
     with torch.no_grad():
-        for again in (False, True):
+        for is_second_call in (False, True):
             torch.testing.assert_close(compiled(x), net(x))
             for mode in (FakeTensorMode(allow_non_fake_inputs=True), FakeTensorMode()):
                 fake = mode.from_tensor(x)
@@ -55,7 +55,7 @@ def test_fake_tensors_with_real_parameters(options: dict[str, Any]) -> None:
                     for argument in (fake, x):
                         with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"), mode:
                             compiled(argument)
-            torch.testing.assert_close(compiled(x), net(x), msg=f"again: {again}")
+            torch.testing.assert_close(compiled(x), net(x), msg=f"second call: {is_second_call}")
 
 
 def test_split_graph_under_a_fake_mode() -> None:

@@ -28,9 +28,9 @@ class Limits:
     slack: float = 0.02
     least: float = 0.5
 
-    def exceeded(self, found: Results, budgets: Results) -> Iterator[str]:
+    def exceeded(self, results: Results, budgets: Results) -> Iterator[str]:
         """Yields a line for each figure above its budget, each call that the budget does not have, and each program without a budget."""
-        for cell, result in found.items():
+        for cell, result in results.items():
             if "error" in result:
                 yield f"{cell}: {result['error'].strip().splitlines()[-1]}"
                 continue

@@ -52,8 +52,8 @@ class Module:
             if start := _START.match(line):
                 current = computations.setdefault(start[2], [])
                 entry = current if start[1] else entry
-            elif current is not None and (found := _INSTRUCTION.match(line)):
-                current.append(_instruction(found[1], found[2]))
+            elif current is not None and (match := _INSTRUCTION.match(line)):
+                current.append(_instruction(match[1], match[2]))
             elif line == "}":
                 current = None
         if entry is None:

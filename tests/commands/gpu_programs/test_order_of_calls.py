@@ -335,14 +335,14 @@ def test_two_threads_on_their_own_streams(device: Device) -> None:
 
     def work(number: int) -> None:
         x = torch.zeros(4)
-        double = executable(device, lambda _, x: [x * 2], [x])
+        double_program = executable(device, lambda _, x: [x * 2], [x])
         check = checked(device, [2, 2, 0, 2] * (calls // 4))
         with device.stream(Stream(50 + number)):
             for turn in range(calls):
                 try:
                     check([])
                     device.queue(lambda turn=turn: x.fill_(turn))
-                    (result,) = double([x])
+                    (result,) = double_program([x])
                     with device.lock:
                         device.go()
                 except IndexError:

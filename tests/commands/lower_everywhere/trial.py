@@ -59,7 +59,7 @@ def faults(case: Case) -> list[str]:
     return [text for text in texts if text]
 
 
-def fault(case: Case, platform: str, found: Outcome, is_compiled: bool = False) -> str:
+def fault(case: Case, platform: str, actual: Outcome, is_compiled: bool = False) -> str:
     """Returns the fault of an unexpected outcome; "" for an expected one. A case that should fail and passes is a fault, too.
 
     Args:
@@ -68,10 +68,10 @@ def fault(case: Case, platform: str, found: Outcome, is_compiled: bool = False) 
     kind, reason = expectation(case, platform)
     if kind != LOWERING and not is_compiled:
         kind = ""
-    if kind and kind != found.kind:
-        other = f" {found.text}" if found.kind else ""
+    if kind and kind != actual.kind:
+        other = f" {actual.text}" if actual.kind else ""
         return f"{case} {_CAN[kind]} for {platform}: take it off the list of expected.py, which says: {reason}.{other}"
-    if found.kind:
-        return "" if kind else f"{case} for {platform} {found.kind}: {found.text}"
-    unknown = sorted(set(found.calls) - CALLS[platform])
+    if actual.kind:
+        return "" if kind else f"{case} for {platform} {actual.kind}: {actual.text}"
+    unknown = sorted(set(actual.calls) - CALLS[platform])
     return f"{case} for {platform} calls {', '.join(unknown)}" if unknown else ""

@@ -27,7 +27,7 @@ def facts() -> dict[str, list[str]]:
         "newer than the tested releases": private.newer_than_known(),
         "private names that are gone, and have no other way": private.missing,
         "private names that are gone": sorted(gone_names()),
-        "attributes of FSDP2 that are gone": [found] if (found := missing_of_fsdp()) else [],
+        "attributes of FSDP2 that are gone": [attribute] if (attribute := missing_of_fsdp()) else [],
         "ops that are gone": sorted(gone_ops()),
         "fast ways that do not run": [f"{path}: {state}" for path, state in paths.items() if state != "live"],
         "oneDNN does not run": [reason] if (reason := onednn_support.why_not()) else [],

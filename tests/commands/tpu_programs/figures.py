@@ -59,8 +59,8 @@ _REPORTED = frozenset(["tpu_custom_call", "Eigh", "LuDecomposition", "Qr", "Prod
 def _cycles(module: Module, computation: list[Instruction]) -> int:
     total = 0
     for item in computation:
-        if found := _CYCLES.search(item.line):
-            total += int(found[1])
+        if match := _CYCLES.search(item.line):
+            total += int(match[1])
         elif item.opcode in ("while", "call", "conditional"):
             names = _BODY.findall(item.line)
             if branches := _BRANCHES.search(item.line):
@@ -73,7 +73,7 @@ def _trips(module: Module, instruction: Instruction) -> int:
     """Returns the number of iterations of a loop over a counter; 1 for other instructions."""
     condition = _CONDITION.search(instruction.line)
     items = module.computations[condition[1]] if condition else []
-    return max([1, *(int(found[1]) for item in items if (found := _CONSTANT.match(item.line)))])
+    return max([1, *(int(match[1]) for item in items if (match := _CONSTANT.match(item.line)))])
 
 
 def _float32_products(computation: list[Instruction]) -> int:

@@ -39,7 +39,7 @@ class Inputs:
     bias: Tensor
 
     @staticmethod
-    def generator(dtype: torch.dtype, seed: int = 0, is_finite: bool = False) -> Inputs:
+    def make(dtype: torch.dtype, seed: int = 0, is_finite: bool = False) -> Inputs:
         """Makes inputs. With is_finite, the caches have no NaNs and infinities."""
         generator = torch.Generator().manual_seed(seed)
 

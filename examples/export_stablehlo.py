@@ -1,9 +1,9 @@
-"""A PyTorch model as StableHLO, which a process without torch runs.
+"""Exports a PyTorch model as StableHLO, and runs it in a process without torch.
 
     python examples/export_stablehlo.py --output exported
 
-A small transformer is exported with open batch and length, for CPUs, GPUs and TPUs, and saved. A second process, in which `import torch`
-fails, loads and calls it with JAX alone. Both must agree.
+A small transformer is exported with dynamic batch and length, for CPUs, GPUs and TPUs, and saved. A second process, in which `import torch`
+fails, loads and calls the model with JAX alone. The results must agree.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ np.savez(folder + "/found.npz", **{name: np.asarray(model.call(arrays[name])) fo
 
 
 class Classifier(nn.Module):
-    """Of sequences of tokens, by the mean of what a transformer makes of them."""
+    """Classifies sequences of tokens by the mean of a transformer layer's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 def export_to(folder: Path) -> float:
-    """Export the model, call it without torch, and return the largest difference from eager mode."""
+    """Exports the model, calls it without torch, and returns the largest difference from eager mode."""
     torch.manual_seed(0)
     model = Classifier().eval()
     calls = {f"{batch} by {length}": torch.randint(0, 100, (batch, length)) for batch, length in SHAPES}
@@ -60,14 +60,14 @@ def export_to(folder: Path) -> float:
     print(f"{folder / 'model'}: takes {', '.join(map(str, exported.manifest.inputs))}, for {', '.join(exported.platforms)}")
     np.savez(folder / "given.npz", **{name: tokens.numpy() for name, tokens in calls.items()})
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(folder)], check=True)
-    found = np.load(folder / "found.npz")
+    outputs = np.load(folder / "found.npz")
     with torch.no_grad():
-        return max(float(np.abs(found[name] - model(tokens).numpy()).max()) for name, tokens in calls.items())
+        return max(float(np.abs(outputs[name] - model(tokens).numpy()).max()) for name, tokens in calls.items())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="The directory to write to; without it, one that is removed at the end.")
+    parser.add_argument("--output", type=Path, help="The output directory; by default, one that is deleted at the end.")
     output = parser.parse_args().output
     with tempfile.TemporaryDirectory() as temporary:
         folder = output or Path(temporary)
@@ -75,7 +75,7 @@ def main() -> None:
         difference = export_to(folder)
     print(f"without torch, {len(SHAPES)} shapes differ from eager mode by at most {difference:.0e}")
     if difference > 1e-5:
-        raise SystemExit("they were to be the same")
+        raise SystemExit("the results differ")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A kernel written in Pallas, as an activation in a torch model that trains: in eager mode, and as part of one XLA program.
+"""Trains a torch model with a Pallas kernel as its activation, in eager mode and as part of one XLA program.
 
 python examples/jax_kernel_in_torch.py --steps 30
 """
@@ -21,7 +21,7 @@ def swiglu_kernel(gate, value, result):
 
 @jax.custom_vjp
 def swiglu(gate: jax.Array, value: jax.Array) -> jax.Array:
-    # interpret: the kernel runs on the CPU, too. Leave it out on a GPU or a TPU.
+    # With interpret=True, the kernel also runs on the CPU. Omit it on a GPU or a TPU.
     return pl.pallas_call(swiglu_kernel, out_shape=jax.ShapeDtypeStruct(gate.shape, gate.dtype), interpret=True)(gate, value)
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     steps = parser.parse_args().steps
     eager, compiled = train(steps, False), train(steps, True)
-    distance = max(abs(one - other) for one, other in zip(eager, compiled, strict=True))
+    distance = max(abs(eager_loss - compiled_loss) for eager_loss, compiled_loss in zip(eager, compiled, strict=True))
     print(f"loss {eager[0]:.4f} -> {eager[-1]:.4f}; compiled, it is at most {distance:.1e} from that")
 
 

@@ -1,4 +1,4 @@
-"""A PyTorch model, trained in JAX by optax. Nothing of it is written anew: `dynaxla.to_jax` makes a pure function of its parameters."""
+"""Trains a PyTorch model in JAX with optax. `dynaxla.to_jax` converts the model to a pure function of its parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for number in range(301):
     if number % 100 == 0:
         print(f"step {number}: loss {value:.4f}")
 
-# The trained weights go back into the model.
+# Copies the trained weights back into the model.
 with torch.no_grad():
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         tensor.copy_(torch.from_numpy(jax.device_get({**params, **buffers}[name]).copy()))

@@ -1,9 +1,9 @@
-"""Train a small GPT on the letters of this repository's own documents in three ways: eager, compiled model, whole step compiled.
+"""Trains a small GPT on the letters of this repository's documents in three ways: eager, compiled model, compiled step.
 
     python examples/train_char_gpt.py --steps 200 --output gpt.png
 
-All three start from the same weights, see the same batches and, with the option exact_rng, drop out the same activations: their losses
-agree. The picture shows the three curves and how far the compiled ones are from eager's.
+All three use the same initial weights, the same batches and, with the option exact_rng, the same dropout masks, so their losses agree. The
+picture shows the three curves, and the distances of the compiled ones from the eager one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONS = {"exact_rng": True}
 
 
 class Block(nn.Module):
-    """Attention and a network for each letter, each added to what comes in."""
+    """Attention and a network for each letter, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Letters to the logits of the letter after each."""
+    """Maps letters to the logits of the next letter."""
 
     def __init__(self, letters: int, length: int, width: int = 96, layers: int = 3, heads: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class GPT(nn.Module):
 
 
 def corpus() -> tuple[torch.Tensor, str]:
-    """The documents as numbers of letters, and the letters."""
+    """Returns the documents as numbers of letters, and the letters."""
     text = "\n".join(path.read_text() for path in [ROOT / "LICENSE", ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))])
     letters = "".join(sorted(set(text)))
     number = {letter: index for index, letter in enumerate(letters)}
@@ -69,7 +69,7 @@ def corpus() -> tuple[torch.Tensor, str]:
 
 
 def batches(text: torch.Tensor, length: int, batch: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Passages, and the same one letter on. Shape: (batch, length)."""
+    """Yields passages, and the same passages shifted by one letter. Shape: (batch, length)."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - length, (batch,), generator=generator)
@@ -95,7 +95,7 @@ WAYS = ("eager", "compiled model", "compiled step")
 
 
 def train(way: str, model: nn.Module, text: torch.Tensor, steps: int, length: int = 64, batch: int = 16) -> tuple[list[float], float]:
-    """The losses, and the seconds that a step took, without the first two."""
+    """Returns the losses, and the seconds of a step, without the first two steps."""
     step = training_step(way, model)
     torch.manual_seed(1)
     losses, started = [], time.perf_counter()
@@ -122,7 +122,7 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
 
 
 def differences(losses: list[float], reference: list[float]) -> list[float]:
-    return [abs(one - other) / other for one, other in zip(losses, reference, strict=True)]
+    return [abs(loss - reference_loss) / reference_loss for loss, reference_loss in zip(losses, reference, strict=True)]
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Train a small convolutional network on generated digits in three ways: eager, compiled model, whole step compiled.
+"""Trains a small convolutional network on generated digits in three ways: eager, compiled model, compiled step.
 
     python examples/train_mnist_like.py
 
-Digits are drawn from a font of 5 by 7 dots, moved, stretched and covered with noise, so nothing is downloaded. Each way must reach an
-accuracy of 97% on digits that it has not seen. With the option exact_rng all drop out the same activations, so the losses agree, until
-rounding has grown with the steps.
+Digits of a font with 5 by 7 dots are moved, stretched and covered with noise, so nothing is downloaded. Each way must reach an accuracy of
+97% on unseen digits. With the option exact_rng, all ways use the same dropout masks, so the losses agree until rounding errors have grown
+with the steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FONT = [
 
 
 def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures, float32 (count, 1, 28, 28), and what they show, int64 (count,)."""
+    """Returns pictures, float32 (count, 1, 28, 28), and their digits, int64 (count,)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=generator)
     glyphs = torch.tensor([[[row >> (4 - column) & 1 for column in range(5)] for row in glyph] for glyph in FONT], dtype=torch.float32)
@@ -84,7 +84,7 @@ def training_step(way: str, model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def train(way: str, model: nn.Module, steps: int, batch: int = 64) -> tuple[list[float], float]:
-    """The losses, and the seconds that a step took, without the first two."""
+    """Returns the losses, and the seconds of a step, without the first two steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps, cycle_momentum=False)
     step = training_step(way, model, optimizer)
@@ -124,7 +124,7 @@ def main() -> None:
             f"losses differ from eager's by at most {early:.0e} in the first 20 steps, {late:.0e} later"
         )
         if reached < ACCURACY:
-            raise SystemExit(f"{ACCURACY:.0%} was to be reached")
+            raise SystemExit(f"the accuracy is below {ACCURACY:.0%}")
 
 
 if __name__ == "__main__":

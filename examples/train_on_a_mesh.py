@@ -1,16 +1,17 @@
-"""Train one of three models on eight devices, in one process, each step one program; XLA's partitioner decides what moves between devices.
+"""Trains one of three models on eight devices in one process. Each step is one program, whose collectives XLA's partitioner chooses.
 
     python examples/train_on_a_mesh.py linear --way megatron-lm
     python examples/train_on_a_mesh.py gpt2
     python examples/train_on_a_mesh.py resnet50
 
 linear    layers in Megatron's style. --way batch: each device has a part of the batch; megatron-lm: a part of each layer; fsdp: a part of
-          the batch, and of each weight, which is gathered where it is used
-gpt2      transformers' GPT2LMHeadModel as it is, on a mesh of two by four devices: fsdp for the batch and the weights, tp for the layers
-resnet50  torchvision's, each device with a part of the batch. Batch norms see the whole batch, as they do on one device. Each block begins
-          as the identity (zero_init_residual), as is usual: else rounding grows a thousandfold at each step, also on one device, in float64
+          the batch, and of each weight, which is gathered before its use
+gpt2      transformers' GPT2LMHeadModel, unchanged, on a mesh of two by four devices: fsdp for the batch and the weights, tp for the layers
+resnet50  torchvision's model. Each device has a part of the batch. Batch norms use the statistics of the whole batch, as on one device.
+          Each block is the identity at first (zero_init_residual), as usual; otherwise rounding errors grow a thousandfold in each step,
+          also on one device in float64
 
-The data are made up. With --devices 1 the same runs without a mesh: losses agree as far as rounding lets them, dropout included.
+The data are generated. With --devices 1, the same model is trained without a mesh: losses agree up to rounding, with dropout, too.
 """
 
 from __future__ import annotations
@@ -31,8 +32,19 @@ import dynaxla
 
 @dataclass
 class Workload:
-    """Attributes: model; loss (of its output for x, and y); x, y (a batch); optimizer; sizes, names (of the mesh); weights (how parameters
-    lie, by pattern); batch (how x and y lie)."""
+    """A model with its data and its shardings.
+
+    Attributes:
+        model: The model.
+        loss: Computes the loss from the model's output for x, and y.
+        x: The inputs of a batch.
+        y: The targets of the batch.
+        optimizer: Creates the optimizer of parameters.
+        sizes: The sizes of the mesh's axes.
+        names: The names of the mesh's axes.
+        weights: The shardings of parameters, by pattern.
+        batch: The sharding of x and y.
+    """
 
     model: nn.Module
     loss: Callable[[Any, torch.Tensor], torch.Tensor]
@@ -46,7 +58,7 @@ class Workload:
 
 
 class Layers(nn.Module):
-    """Each layer a product that grows, and one that shrinks."""
+    """Residual layers, each with a product that widens and one that narrows."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -64,7 +76,7 @@ def linear(way: str, devices: int) -> Workload:
     y = x.roll(1, 1).tanh()
     weights = {
         "batch": {},
-        "megatron-lm": {"up.*": ("model",), "down.*.weight": (None, "model")},  # then one sum over the devices for each layer and pass
+        "megatron-lm": {"up.*": ("model",), "down.*.weight": (None, "model")},  # needs one all-reduce for each layer and pass
         "fsdp": {"*": ("data",)},
     }[way]
     axis = "model" if way == "megatron-lm" else "data"
@@ -83,7 +95,7 @@ def gpt2(way: str, devices: int) -> Workload:
     def loss(output: Any, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output.logits.flatten(0, 1), y.flatten())
 
-    weights = {  # transformers' Conv1D has (in, out); the queries, keys and values are one product, which tp would cut in the wrong places
+    weights = {  # transformers' Conv1D has (in, out). tp would divide the joint product of queries, keys and values in the wrong places.
         "*.c_attn.weight": ("fsdp",),
         "*.attn.c_proj.weight": ("tp", "fsdp"),
         "*.c_fc.weight": ("fsdp", "tp"),
@@ -151,7 +163,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     arguments = parser.parse_args()
     if arguments.devices > 1:
-        jax.config.update("jax_num_cpu_devices", arguments.devices)  # virtual ones, where there are neither GPUs nor TPUs
+        jax.config.update("jax_num_cpu_devices", arguments.devices)  # virtual devices, without GPUs or TPUs
     dynaxla.device.enable()
     torch.manual_seed(0)
     work = {"linear": linear, "gpt2": gpt2, "resnet50": resnet50}[arguments.workload](arguments.way, arguments.devices)

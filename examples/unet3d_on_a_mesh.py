@@ -1,9 +1,9 @@
-"""Train a small 3-D U-Net on eight devices, each with a part of the batch, until it finds balls in noise: to a Dice score of 0.9.
+"""Trains a small 3-D U-Net to find balls in noise, on eight devices with a part of the batch each, to a Dice score of 0.9.
 
     python examples/unet3d_on_a_mesh.py
 
-Volumes are made up: balls of random places and sizes, in noise. The Dice score is twice the common part of what was found and what is
-there, divided by the sum of both, for volumes that the network has not seen. With --devices 1 the same runs without a mesh.
+The volumes are generated: balls with random positions and sizes, in noise. The Dice score is twice the intersection of prediction and
+truth, divided by the sum of both, for unseen volumes. With --devices 1, the network is trained without a mesh.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import dynaxla
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Module:
-    # Smooth: the gradient of a relu jumps where rounding moves a number over 0.
+    # A smooth activation: the gradient of a ReLU would jump if rounding changes the sign of a number.
     layers = [nn.Conv3d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU()]
     return nn.Sequential(*layers, nn.Conv3d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
 
 
 class UNet3D(nn.Module):
-    """Volumes to the logits of each voxel. Shape: (batch, 1, depth, height, width), which are multiples of 4."""
+    """Maps volumes to the logits of their voxels. Shape: (batch, 1, depth, height, width), which are multiples of 4."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class UNet3D(nn.Module):
 
 
 def volumes(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noise with a ball in each, and the balls alone. Shape: (count, 1, size, size, size)."""
-    places = torch.stack(torch.meshgrid(*[torch.arange(size)] * 3, indexing="ij"))
+    """Returns volumes of noise with one ball each, and the balls alone. Shape: (count, 1, size, size, size)."""
+    coordinates = torch.stack(torch.meshgrid(*[torch.arange(size)] * 3, indexing="ij"))
     centres, radii = torch.randint(size // 4, size - size // 4, (count, 3, 1, 1, 1)), torch.randint(size // 6, size // 3, (count, 1, 1, 1))
-    balls = ((places - centres).square().sum(1) <= radii.square()).float()[:, None]
+    balls = ((coordinates - centres).square().sum(1) <= radii.square()).float()[:, None]
     return balls + 0.5 * torch.randn_like(balls), balls
 
 
-def dice(found: torch.Tensor, balls: torch.Tensor) -> torch.Tensor:
-    return 2 * (found * balls).sum() / (found.sum() + balls.sum())
+def dice(prediction: torch.Tensor, balls: torch.Tensor) -> torch.Tensor:
+    return 2 * (prediction * balls).sum() / (prediction.sum() + balls.sum())
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     arguments = parser.parse_args()
     if arguments.devices > 1:
-        jax.config.update("jax_num_cpu_devices", arguments.devices)  # virtual ones, where there are neither GPUs nor TPUs
+        jax.config.update("jax_num_cpu_devices", arguments.devices)  # virtual devices, without GPUs or TPUs
     dynaxla.device.enable()
     torch.manual_seed(0)
     model = UNet3D().to("jax")

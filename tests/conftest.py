@@ -1,5 +1,4 @@
-"""Every test starts with a clean TorchDynamo, a known seed and no compilation of an earlier test; deterministic threads; no cache
-directory."""
+"""Each test starts with a reset TorchDynamo, a fixed seed, and no background compilation. Tests use one thread and no cache directory."""
 
 from __future__ import annotations
 
@@ -18,24 +17,24 @@ from support import levels
 from support.timing import quick_compilation
 from support.timing.dynamo_speed import skip_guard_profile, skip_trace
 
-# Collecting makes objects that stay, and the garbage collector would go through all of them again and again.
+# Collection of tests creates objects that stay, and the garbage collector would visit all of them repeatedly.
 gc.disable()
-# A test makes many thousands of objects, and few cycles: by default 4 % of the time goes to looking for these (2026-11-28).
+# A test creates thousands of objects, but few cycles: with default thresholds, the search for cycles takes 4 % of the time (2026-11-28).
 gc.set_threshold(10_000, 20, 50)
 torch.set_num_threads(1)
-# Nor do the processes that tests start use several, unless they ask for them: two workers' threads would wait for each other.
+# Processes that tests start use one thread, too, unless they set another number: threads of two workers would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Hundreds of them import dynaxla: without bytecode each compiles its sources anew, for half a second.
+# Hundreds of these processes import dynaxla: without bytecode, each would compile its sources for half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# What an earlier run left must not decide what this one tests.
+# Files of an earlier run must not change what this run tests.
 os.environ["DYNAXLA_CACHE"] = ""
-# Tests of lowerings compare XLA's programs, for all sizes, and not torch's kernels.
+# Tests of lowerings compare XLA's programs, also for sizes for which torch's kernels would run.
 os.environ["DYNAXLA_COMPILE"] = "now"
 skip_guard_profile()
 skip_trace()
 
-# The same examples in every run; `make explore` takes the other profile, and a seed.
+# The same examples in each run. `make explore` uses the other profile, with a seed.
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
 )
@@ -60,8 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     level = "quick" if config.getoption("quick") else "everything" if config.getoption("everything") else "usual"
     chosen = levels.chosen(items, level)
-    kept = {id(item) for item in chosen}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    chosen_ids = {id(item) for item in chosen}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen_ids])
     items[:] = chosen
 
 
@@ -71,14 +70,14 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    background.finish()  # those in the background would be counted in the next test
+    background.finish()  # otherwise, background compilations would be counted in the next test
 
 
 @pytest.fixture
 def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA compiles in a sixth of the time, to other code; a test marked `optimized` gets the code that users get.
+    """XLA compiles in a sixth of the time, to other code. A test marked `optimized` gets the code that users get.
 
-    For tests whose subject is what we hand to XLA, and what becomes of the results. Some folders take it for all of their tests.
+    This fixture is for tests that do not depend on XLA's optimizations. Some folders use it for all of their tests.
     """
     if request.node.get_closest_marker("optimized") is None or quick_compilation.is_asked_for:
         quick_compilation.apply(monkeypatch)
@@ -86,26 +85,25 @@ def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def quick_xla_in_quick_runs(request: pytest.FixtureRequest) -> None:
-    """`make quick` compiles everything quickly."""
+    """Compiles everything quickly in `make quick`."""
     if quick_compilation.is_asked_for:
         request.getfixturevalue("quick_xla")
 
 
 def pytest_collection_finish() -> None:
-    _leave_what_stays()
+    _freeze_objects()
     gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    done = yield
+    result = yield
     if nextitem is None or nextitem.path != item.path:
-        _leave_what_stays()
-    return done
+        _freeze_objects()
+    return result
 
 
-def _leave_what_stays() -> None:
-    """Takes modules, and what the tests of other files have left, out of the garbage collector's sight: each full collection would look at
-    millions of objects, which takes a second or two."""
+def _freeze_objects() -> None:
+    """Excludes all existing objects from garbage collection: a full collection would visit millions of objects, for a second or two."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What torch.compile calls: found by name, refuses what XLA cannot hold, and gives what it was asked for."""
+"""Tests of the backends, which torch.compile calls: their names, options, and refused inputs."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from support import internals
 pytestmark = pytest.mark.quick
 
 
-def test_torch_finds_them_by_name() -> None:
-    found = {
+def test_entry_points_name_the_backends() -> None:
+    backends = {
         entry.name: entry.load() for entry in importlib.metadata.entry_points(group="torch_dynamo_backends") if "dynaxla" in entry.name
     }
-    assert found == {
+    assert backends == {
         "dynaxla": backend.dynaxla,
         "dynaxla_auto": backend.dynaxla_auto,
         "dynaxla_retrace": backend.dynaxla_retrace,
     }
 
 
-def test_modes_of_torch_compile_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = internals.seen_options(monkeypatch)
+def test_modes_of_torch_compile_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = internals.seen_options(monkeypatch)
     for mode in ("reduce-overhead", "max-autotune"):
         torch.compile(torch.exp, backend="dynaxla", mode=mode)(torch.randn(3))
         torch._dynamo.reset()
-    assert seen == [Options(), Options(tune=True)]
+    assert options == [Options(), Options(tune=True)]
 
 
-def test_sparse_tensor_at_the_backend() -> None:
+def test_sparse_tensor_is_refused() -> None:
     module = torch.fx.symbolic_trace(lambda x: x * 2)
     with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"sparse(.|\n)*to_dense"):
         backend.dynaxla(module, [torch.eye(3).to_sparse()])
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_quantized_tensor_at_the_backend() -> None:
+def test_quantized_tensor_is_refused() -> None:
     module = torch.fx.symbolic_trace(lambda x: x * 2)
     quantized = torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)
     with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"quantized(.|\n)*dequantize"):
@@ -58,7 +58,7 @@ def test_quantized_tensor_at_the_backend() -> None:
 @pytest.mark.parametrize(
     ("implementations", "options"), [("convolution=nothing", {}), ("", {"cache": "/dev/null/here"})], ids=["implementation", "directory"]
 )
-def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(
+def test_invalid_options_are_refused_before_a_graph_is_captured(
     implementations: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", implementations)
@@ -68,14 +68,14 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(
     assert metrics.snapshot().get("graphs", 0) == graphs
 
 
-def test_a_torch_that_pickles_inductors_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aot_compile_is_refused_if_torch_pickles_only_inductors_results(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.no_pickled_programs(monkeypatch)
     with torch._functorch.config.patch(force_autograd_cache=True), pytest.raises(UnsupportedVersion, match=r"aot_compile.*\n.*cache"):
         torch.compile(lambda x: x + 1, backend="dynaxla")(torch.ones(2))
 
 
-def test_an_error_shows_where_in_dynaxla_it_arose() -> None:
-    """With torch's setting for full tracebacks; without it, the frames of users and the innermost one are left."""
+def test_verbose_error_has_the_frames_of_dynaxla() -> None:
+    """Without torch's verbose setting, an error has only the users' frames and the innermost frame."""
     with torch._dynamo.config.patch(verbose=True), pytest.raises(UnsupportedTensor) as raised:
         torch.compile(torch.exp, backend="dynaxla")(torch.ones(3, device="meta"))
     files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
@@ -83,7 +83,7 @@ def test_an_error_shows_where_in_dynaxla_it_arose() -> None:
 
 
 @pytest.mark.parametrize("retrace", [False, True])
-def test_a_graph_outside_of_torchdynamo(retrace: bool) -> None:
+def test_call_of_a_backend_outside_torch_dynamo(retrace: bool) -> None:
     module = torch.fx.symbolic_trace(lambda x, y: (x @ y, x + 1))
     x, y = torch.randn(2, 3), torch.randn(3, 4)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_a_graph_outside_of_torchdynamo(retrace: bool) -> None:
         torch.testing.assert_close(compiled(x, y), [x @ y, x + 1])
 
 
-def test_an_aten_graph_may_write_to_its_inputs() -> None:
+def test_aten_graph_that_writes_to_an_input() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         x.mul_(y)
         return [x + 1]
@@ -105,19 +105,19 @@ def test_an_aten_graph_may_write_to_its_inputs() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_what_aotautograd_overlooks_is_left_to_torch_and_said() -> None:
-    def write(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def test_overlapping_inputs_fall_back_to_torch() -> None:
+    def write(part: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         part.mul_(3)
-        return whole.sum()
+        return base.sum()
 
     coverage.reset()
-    whole = torch.arange(20.0).view(5, 4)
+    base = torch.arange(20.0).view(5, 4)
     compiled = torch.compile(write, backend="dynaxla", fullgraph=True)
-    assert compiled(whole[1:3, 1:3], whole).item() == 190 + 2 * (5 + 6 + 9 + 10)
+    assert compiled(base[1:3, 1:3], base).item() == 190 + 2 * (5 + 6 + 9 + 10)
     assert coverage.snapshot()["a graph"]["fallback"] == 1
 
 
-def test_every_graph_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_graphs_have_unique_names(tmp_path: Path) -> None:
     for function in (torch.sin, torch.cos):
         torch.compile(function, backend="dynaxla", options={"dump": str(tmp_path)})(torch.ones(3, requires_grad=True)).sum().backward()
     names = {file.name.partition(".")[0] for file in tmp_path.iterdir() if file.name.endswith(".aten.txt")}
@@ -126,7 +126,7 @@ def test_every_graph_has_a_name_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", torch.device("cuda"), "cuda:0", torch.device("cuda", 1), "cpu", None], ids=str)
-def test_which_graphs_name_whatever_gpu_is_current(device: Any) -> None:
+def test_names_current_gpu(device: Any) -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch.zeros, (3,), {"device": device})
@@ -138,8 +138,8 @@ def test_which_graphs_name_whatever_gpu_is_current(device: Any) -> None:
     assert backend._names_current_gpu(module)
 
 
-def test_the_accelerator_is_what_ops_are_taken_apart_for() -> None:
-    """Also where only what is made inside of the graph is on it."""
+def test_main_device_is_the_accelerator() -> None:
+    """Decompositions depend on it. The accelerator may have only tensors that the graph creates."""
     mode = FakeTensorMode()
     graph = torch.fx.Graph()
     node = graph.placeholder("x")

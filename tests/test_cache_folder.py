@@ -1,4 +1,4 @@
-"""Where the cache directory is, and what is known of it without opening a store."""
+"""Tests of the path of the cache directory, and of the check for an empty directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dynaxla.cache_folder import cache_folder, is_known_to_be_empty
 
 
-def test_the_users_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_of_the_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder("tuning", None) == tmp_path / "dynaxla" / "tuning"
     assert cache_folder("tuning", tmp_path / "mine") == tmp_path / "mine" / "tuning"
@@ -20,7 +20,7 @@ def test_the_users_directory_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert cache_folder("tuning", "~/mine") == tmp_path / "home" / "mine" / "tuning"
 
 
-def test_what_is_empty(tmp_path: Path) -> None:
+def test_is_known_to_be_empty(tmp_path: Path) -> None:
     assert is_known_to_be_empty(tmp_path)
     assert is_known_to_be_empty(tmp_path / "new" / "folder")
     (tmp_path / ".part").touch()
@@ -28,4 +28,4 @@ def test_what_is_empty(tmp_path: Path) -> None:
     (tmp_path / "entry").touch()
     assert not is_known_to_be_empty(tmp_path)
     assert not is_known_to_be_empty(tmp_path / "entry")
-    assert not is_known_to_be_empty(tmp_path / "entry" / "folder"), "a store there is an error"
+    assert not is_known_to_be_empty(tmp_path / "entry" / "folder"), "opening a store there is an error"

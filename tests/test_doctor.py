@@ -1,4 +1,4 @@
-"""The doctor finds a healthy environment healthy, and each planted fault."""
+"""Tests of the doctor: it reports a working environment as good, and finds planted faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def states(findings: list[doctor.Finding]) -> list[Status]:
     return [finding.state for finding in findings]
 
 
-def test_this_environment_works() -> None:
+def test_this_environment_is_not_broken() -> None:
     findings = doctor.examine()
     assert Status.BROKEN not in states(findings), findings
     values = {finding.what: finding.value for finding in findings}
@@ -45,7 +45,7 @@ def test_versions_of_torch(version: str | None, state: Status) -> None:
     assert doctor.check_version("torch", version).state is state
 
 
-def test_other_versions() -> None:
+def test_versions_of_jax_jaxlib_and_python() -> None:
     assert doctor.check_version("jax", "0.9.2").state is Status.BROKEN
     assert doctor.check_version("jax", "0.10.2").state is Status.GOOD
     for release in onednn_support.KNOWN:
@@ -64,7 +64,7 @@ def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -
     assert states(doctor.examine_kernels()) == [Status.GOOD, Status.NOTE]
 
 
-def test_a_missing_entry_point() -> None:
+def test_missing_entry_point_is_broken() -> None:
     assert states(doctor.examine_backends(["inductor"], [])) == [Status.BROKEN] * 3
     uninstalled = doctor.examine_backends(["inductor", "dynaxla_auto", "dynaxla_retrace"], ["dynaxla_retrace"])
     assert states(uninstalled) == [Status.BROKEN, Status.GOOD, Status.GOOD]
@@ -72,7 +72,7 @@ def test_a_missing_entry_point() -> None:
     assert "restart" in doctor.examine_backends([], ["dynaxla", "dynaxla_retrace"])[0].fix
 
 
-def test_a_lost_fast_path() -> None:
+def test_missing_and_gated_fast_paths() -> None:
     findings = doctor.examine_fast_paths({"import": "missing", "alias": "gated: TypeError", "export": "live"}, ["torch._C._gone"])
     assert states(findings) == [Status.BROKEN, Status.DOUBT, Status.DOUBT, Status.GOOD]
     assert f"torch 2.11 to {doctor.TESTED['torch']}" in findings[0].fix
@@ -93,7 +93,7 @@ def test_a_lost_fast_path() -> None:
         ({"XLA_FLAGS": "--xla_dump_to=x"}, False, Status.NOTE),
     ],
 )
-def test_variables(variables: dict[str, str], cuda: bool, state: Status) -> None:
+def test_environment_variables(variables: dict[str, str], cuda: bool, state: Status) -> None:
     assert doctor.examine_environment(variables, cuda)[0].state is state
 
 
@@ -104,7 +104,7 @@ def test_misaligned_memory() -> None:
     assert (finding.state, finding.value) == (Status.DOUBT, "2 of 3 tensors misaligned")
 
 
-def test_a_backend_that_fails_or_is_wrong() -> None:
+def test_failing_and_wrong_backend_is_broken() -> None:
     def failing(*_: object) -> None:
         raise ValueError("no")
 
@@ -116,7 +116,7 @@ def test_a_backend_that_fails_or_is_wrong() -> None:
     assert (finding.state, finding.value) == (Status.BROKEN, "compiled, and the result is wrong")
 
 
-def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_examined_after_a_failing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> object:
         raise RuntimeError("no program")
 
@@ -127,14 +127,14 @@ def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPa
     ]  # fmt: skip
     monkeypatch.setattr(doctor.transfer, "import_tensor", failing)
     monkeypatch.setattr(doctor.transfer, "export_array", lambda *_: torch.zeros(8))
-    alone, handed_over, back = doctor.examine_steps(torch.device("cpu"))
-    assert alone.state is Status.GOOD
-    assert (handed_over.state, handed_over.value) == (Status.BROKEN, "RuntimeError: no program")
-    assert (back.state, back.value) == (Status.BROKEN, "gives 0.0 instead of 28.0")
+    jax_alone, import_step, export_step = doctor.examine_steps(torch.device("cpu"))
+    assert jax_alone.state is Status.GOOD
+    assert (import_step.state, import_step.value) == (Status.BROKEN, "RuntimeError: no program")
+    assert (export_step.state, export_step.value) == (Status.BROKEN, "gives 0.0 instead of 28.0")
 
 
-def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where it is asked for is it a fault that there is none; which build of torch there is decides what mends it."""
+def test_examine_gpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finding depends on the build of torch."""
 
     def jax_platform(name: str) -> doctor.Finding:
         return doctor.Finding("devices", f"jax sees {name}", "nothing", Status.BROKEN, "a plugin")
@@ -143,22 +143,22 @@ def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for version, value in ((None, "not a CUDA build"), ("13.0", "CUDA 13.0 finds no GPU")):
         monkeypatch.setattr(torch.version, "cuda", version)
-        found = doctor.examine_gpu()
-        assert [(finding.what, finding.value) for finding in found] == [("torch and a GPU", value), ("jax sees cuda", "nothing")]
-        assert states(found) == [Status.BROKEN] * 2
+        findings = doctor.examine_gpu()
+        assert [(finding.what, finding.value) for finding in findings] == [("torch and a GPU", value), ("jax sees cuda", "nothing")]
+        assert states(findings) == [Status.BROKEN] * 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert doctor.examine_gpu() == []
 
 
-def test_a_gpu_is_looked_for_only_if_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_broken_only_with_option_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("versions", "devices", "backends", "fast_paths", "kernels", "environment", "allocator", "programs"):
         monkeypatch.setattr(doctor, f"examine_{name}", lambda: [])
     monkeypatch.setattr(doctor, "examine_gpu", lambda: [doctor.Finding("devices", "a GPU", "none", Status.BROKEN)])
-    for asked, code in (([], 0), (["--gpu"], 1)):
-        assert CliRunner().invoke(cli.app, ["doctor", *asked]).exit_code == code
+    for arguments, code in (([], 0), (["--gpu"], 1)):
+        assert CliRunner().invoke(cli.app, ["doctor", *arguments]).exit_code == code
 
 
-def test_a_failing_examination_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_examination_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def examine_devices() -> list[doctor.Finding]:
         raise RuntimeError("driver")
 
@@ -178,8 +178,8 @@ def test_brackets_are_shown() -> None:
 def test_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._libtpu() == []
     monkeypatch.setattr(doctor.importlib.metadata, "version", {"libtpu": "0.0.42"}.__getitem__)
-    (found,) = doctor._libtpu()
-    assert (found.state, found.what, found.value) == (doctor.Status.NOTE, "libtpu 0.0.42", "JAX's default backend is cpu")
+    (finding,) = doctor._libtpu()
+    assert (finding.state, finding.what, finding.value) == (doctor.Status.NOTE, "libtpu 0.0.42", "JAX's default backend is cpu")
     monkeypatch.setattr(doctor.jax, "default_backend", lambda: "tpu")
-    (found,) = doctor._libtpu()
-    assert found.state == doctor.Status.GOOD
+    (finding,) = doctor._libtpu()
+    assert finding.state == doctor.Status.GOOD

@@ -1,4 +1,4 @@
-"""Bad input: clear errors of our own classes; the process goes on, inputs are unchanged, and a later good call works."""
+"""Tests of errors for bad input: they have dynaxla's classes and clear messages, inputs are unchanged, and later calls work."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def compile_and_call(function: Callable[..., Any], *args: Any, **options: Any) -
     return torch.compile(function, backend="dynaxla", fullgraph=True, **options)(*args)
 
 
-def still_works() -> None:
+def check_later_call() -> None:
     x = torch.randn(3)
     assert torch.equal(compile_and_call(lambda x: x * 2, x), x * 2)
 
 
-def test_unknown_option() -> None:
+def test_unknown_option_is_refused_with_suggestions() -> None:
     with pytest.raises(dynaxla.errors.OptionError, match=r"unknown option 'dmup'(.|\n)*did you mean 'dump'(.|\n)*executables"):
         compile_and_call(lambda x: x * 2, torch.randn(3), options={"dmup": "here"})
-    still_works()
+    check_later_call()
 
 
 def test_unknown_xla_option_names_the_option() -> None:
     with pytest.raises(dynaxla.errors.CompilationError, match="xla_no_such_flag"):
         compile_and_call(lambda x: x * 2, torch.randn(3), options={"xla": {"xla_no_such_flag": True}})
-    still_works()
+    check_later_call()
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), NotImplementedError("not on this platform")])
-def test_what_xla_refuses_is_a_compilation_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_xlas_compiler_is_a_compilation_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise error
 
@@ -49,10 +49,10 @@ def test_what_xla_refuses_is_a_compilation_error(error: Exception, monkeypatch: 
         internals.compiler(patch, refuse)
         with pytest.raises(dynaxla.errors.CompilationError, match=f"XLA could not compile .*{error}"):
             compile_and_call(lambda x: x * 2, torch.randn(3))
-    still_works()
+    check_later_call()
 
 
-def test_memory_that_compiling_lacks_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_memory_during_compilation_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no")
 
@@ -61,7 +61,7 @@ def test_memory_that_compiling_lacks_is_out_of_memory(monkeypatch: pytest.Monkey
         compile_and_call(lambda x: x * 2, torch.randn(3))
 
 
-def test_a_defect_of_ours_is_no_compilation_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_of_dynaxla_is_not_a_compilation_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_lowered(*_: Any) -> None:
         raise AttributeError("a defect")
 
@@ -69,19 +69,19 @@ def test_a_defect_of_ours_is_no_compilation_error(monkeypatch: pytest.MonkeyPatc
         internals.compiler(patch, compile_lowered)
         with pytest.raises(AttributeError, match=r"^a defect$"):
             compile_and_call(lambda x: x * 2, torch.randn(3))
-    still_works()
+    check_later_call()
 
 
-def test_meta_tensor() -> None:
+def test_meta_tensor_is_refused() -> None:
     with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"meta device(.|\n)*to_empty"):
         compile_and_call(lambda x: x * 2, torch.randn(3, device="meta"))
-    still_works()
+    check_later_call()
 
 
-def test_tensors_on_different_devices() -> None:
+def test_meta_tensor_with_cpu_tensor_is_refused() -> None:
     with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"an input: torch.float32 of shape \[3\] is on the meta device"):
         compile_and_call(lambda x, y: (x * 2, y * 2), torch.randn(3), torch.randn(3, device="meta"))
-    still_works()
+    check_later_call()
 
 
 def test_op_without_a_lowering_names_op_input_line_and_remedy() -> None:
@@ -99,11 +99,11 @@ def test_op_without_a_lowering_names_op_input_line_and_remedy() -> None:
     assert "f32[8, 4]" in message
     assert "test_errors.py" in message
     assert "dynaxla.lowers" in message
-    assert torch.equal(x, before), "an input must not be written when the program cannot run"
-    still_works()
+    assert torch.equal(x, before), "an input must not be written to if the program cannot run"
+    check_later_call()
 
 
-def test_a_users_lowering_that_disagrees_is_found() -> None:
+def test_users_lowering_with_wrong_shape_is_refused() -> None:
     @torch.library.custom_op("dynaxla_test::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -114,7 +114,7 @@ def test_a_users_lowering_that_disagrees_is_found() -> None:
         compile_and_call(lambda x: twice(x), torch.randn(8, 4))
 
 
-def test_a_users_lowering_that_fails_is_named() -> None:
+def test_failing_lowering_of_a_user_is_named() -> None:
     @torch.library.custom_op("dynaxla_test::thrice", mutates_args=())
     def thrice(x: torch.Tensor) -> torch.Tensor:
         return x * 3
@@ -129,14 +129,14 @@ def test_a_users_lowering_that_fails_is_named() -> None:
         compile_and_call(lambda x: thrice(x), torch.randn(8, 4))
 
 
-def test_registering_twice_names_both_places() -> None:
+def test_second_lowering_of_an_op_is_refused_with_both_places() -> None:
     registry = Registry()
     registry.register(aten.sin.default, lambda x: x)
     with pytest.raises(ValueError, match=r"aten.sin.default has two lowerings(.|\n)*test_errors:\d+ and at .*test_errors:\d+"):
         registry.register(aten.sin.default, lambda x: x)
 
 
-def test_a_lowering_must_fit_its_schema() -> None:
+def test_lowering_that_does_not_fit_its_schema_is_refused() -> None:
     registry = Registry()
 
     def wrong_keyword(x: Any, *, flavour: int) -> Any:
@@ -148,7 +148,7 @@ def test_a_lowering_must_fit_its_schema() -> None:
         registry.register(aten.sin.default, lambda x, y: x)
 
 
-def test_out_of_memory() -> None:
+def test_out_of_memory_leaves_inputs_unchanged() -> None:
     x = torch.randn(1, requires_grad=False)
     before = x.clone()
 
@@ -159,17 +159,17 @@ def test_out_of_memory() -> None:
     with pytest.raises(dynaxla.errors.OutOfMemory, match=r"out of memory(.|\n)*inputs are unchanged"):
         compile_and_call(huge, x)
     assert torch.equal(x, before)
-    still_works()
+    check_later_call()
 
 
-def test_a_size_that_depends_on_data() -> None:
+def test_size_that_depends_on_data_without_fallback_is_refused() -> None:
     with pytest.raises(dynaxla.errors.UnsupportedOp, match=r"depends on the values(.|\n)*test_errors.py(.|\n)*fallback"):
         compile_and_call(lambda x: x[x > 0] * 2, torch.randn(8), options={"fallback": "error"})
-    still_works()
+    check_later_call()
 
 
 @pytest.mark.parametrize("options", [{"dmup": "here"}, {"xla": {"xla_no_such_flag": True}}])
-def test_tracebacks_have_the_users_frames_and_the_innermost_one(options: dict[str, Any]) -> None:
+def test_tracebacks_have_only_the_users_frames_and_the_innermost_frame(options: dict[str, Any]) -> None:
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 + 1
@@ -193,7 +193,7 @@ def test_verbose_tracebacks_have_all_frames_and_the_cause() -> None:
     assert "JaxRuntimeError: INVALID_ARGUMENT: No such compile option" in note
 
 
-def test_the_line_of_a_user_whose_folder_has_the_name_of_a_library() -> None:
+def test_users_line_in_a_folder_named_like_a_library() -> None:
     train: dict[str, Any] = {}
     exec(compile("def train(function):\n    return function()", "/home/me/jax/train.py", "exec"), train)
     line = "/home/me/jax/train.py:2, in train"

@@ -1,4 +1,4 @@
-"""Children of processes that have used XLA: right results or a clear error, and never a hang."""
+"""Tests of forked children of processes that have used XLA: correct results or a clear error, and no hang."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
-# What every script begins with: `run(child)` gives what a forked child prints, and its exit status. Autograd's threads begin at a process's
-# first backward pass, which a child cannot run then. A build for CUDA without a GPU has none, unless that pass is on fake tensors.
+# The beginning of each script. `run(child)` runs a function in a forked child, and prints its exit status. Autograd starts threads in the
+# first backward pass of a process, which a child cannot run afterwards. On a CUDA build without a GPU, only a pass on fake tensors does so.
 _BEGIN = """
 import faulthandler, os, sys, torch
 import dynaxla
@@ -34,16 +34,16 @@ def run(child):
 
 
 def run_script(script: str, threads: int = 1) -> tuple[str, str]:
-    """What a program of its own prints to either stream."""
+    """Runs a program in its own process, and returns what it prints to stdout and stderr."""
     code = _BEGIN.replace("{threads}", str(threads)).replace("{patience}", str(FOR_A_CHILD)) + script
-    done = completed(code, XLA_FLAGS=quick_compilation.flags())
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout, done.stderr
+    process = completed(code, XLA_FLAGS=quick_compilation.flags())
+    assert process.returncode == 0, process.stdout + process.stderr[-3000:]
+    return process.stdout, process.stderr
 
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_child_compiles_and_calls_what_its_parent_compiled(threads: int) -> None:
+def test_child_compiles_and_calls_its_parents_functions(threads: int) -> None:
     out, log = run_script(
         """
 compiled = torch.compile(net, backend="dynaxla")
@@ -76,10 +76,10 @@ assert torch.allclose(compiled(x), expected, atol=1e-5), "the parent goes on"
         threads,
     )
     assert out == "0\n0\n"
-    assert log.count("torch's own kernels run compiled graphs in this process") == 2, "each child says so once"
+    assert log.count("torch's own kernels run compiled graphs in this process") == 2, "each child logs it once"
 
 
-def test_a_child_of_a_process_that_only_imported_dynaxla_uses_xla() -> None:
+def test_child_of_a_process_that_has_only_imported_dynaxla_uses_xla() -> None:
     out, log = run_script("""
 from dynaxla.observe import metrics
 def child():
@@ -92,7 +92,7 @@ run(child)
     assert "torch's own kernels" not in log
 
 
-def test_frozen_and_split_programs_and_steps_of_the_parent() -> None:
+def test_child_calls_frozen_and_split_programs_and_steps_of_its_parent() -> None:
     out, _ = run_script("""
 sgd = torch.optim.SGD(net.parameters(), lr=0.0)
 
@@ -126,7 +126,7 @@ run(child)
     assert out == "0\n"
 
 
-def test_the_option_that_refuses_torchs_kernels_refuses_them_in_a_child() -> None:
+def test_fallback_error_is_raised_in_a_child() -> None:
     out, _ = run_script("""
 compiled = torch.compile(net, backend="dynaxla", options={"fallback": "error"})
 with torch.no_grad():
@@ -144,7 +144,7 @@ run(child)
     assert out == "0\n"
 
 
-def test_locks_that_other_threads_hold_at_the_fork() -> None:
+def test_fork_while_another_thread_holds_locks() -> None:
     out, _ = run_script("""
 import threading
 from dynaxla.observe import coverage, metrics
@@ -173,7 +173,7 @@ done.set()
     assert out == "0\n"
 
 
-def test_a_data_loaders_workers_and_a_pool() -> None:
+def test_workers_of_a_data_loader_and_of_a_pool() -> None:
     out, _ = run_script(
         """
 import multiprocessing
@@ -200,7 +200,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_a_parent_that_used_jax_itself() -> None:
+def test_child_of_a_process_that_has_used_jax() -> None:
     out, _ = run_script("""
 import jax, warnings
 jax.jit(lambda x: x + 1)(1.0)

@@ -1,5 +1,7 @@
-"""Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"distributed": "spmd"}`), by the ops
-dynaxla.reshard, replicated_to_local and local_to_replicated. See cases/processes/partitioned.py."""
+"""Tests of graphs with DTensors whose collectives XLA's partitioner chooses (`options={"distributed": "spmd"}`).
+
+Such graphs have the ops dynaxla.reshard, replicated_to_local and local_to_replicated. See tests/cases/processes/partitioned.py.
+"""
 
 from __future__ import annotations
 
@@ -33,48 +35,48 @@ start_processes(run, tuple(sys.argv[1:]), int(sys.argv[1]), start_method="fork")
 
 
 def run(folder: Path, world: int, *names: str) -> list[dict[str, str]]:
-    """What each process raised, by case."""
+    """Returns each process's errors, by case."""
     run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick_compilation.flags())
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
 
 
-def check(found: list[dict[str, str]], name: str) -> None:
-    errors = [error for of_rank in found if (error := of_rank[name])]
-    assert not errors, "\n".join(errors)
+def check(errors_by_process: list[dict[str, str]], name: str) -> None:
+    messages = [error for errors_by_case in errors_by_process if (error := errors_by_case[name])]
+    assert not messages, "\n".join(messages)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return run(tmp_path_factory.mktemp("two"), 2, *partitioned.QUICK)
 
 
 @pytest.fixture(scope="module")
-def two_slowly(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def two_processes_slow_cases(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return run(tmp_path_factory.mktemp("two"), 2, *partitioned.SLOW)
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def four_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return run(tmp_path_factory.mktemp("four"), 4, *partitioned.QUICK, *partitioned.SLOW, *partitioned.FOUR)
 
 
 @pytest.mark.parametrize(
     "name", releases.cases(partitioned.QUICK, {"a_megatron_mlp": "its graph of a parallel layer has DTensors and plain tensors"})
 )
-def test_two_processes(name: str, two: list[dict[str, str]]) -> None:
-    check(two, name)
+def test_two_processes(name: str, two_processes: list[dict[str, str]]) -> None:
+    check(two_processes, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", partitioned.SLOW)
-def test_two_processes_at_length(name: str, two_slowly: list[dict[str, str]]) -> None:
-    check(two_slowly, name)
+def test_two_processes_slow_cases(name: str, two_processes_slow_cases: list[dict[str, str]]) -> None:
+    check(two_processes_slow_cases, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*partitioned.QUICK, *partitioned.SLOW, *partitioned.FOUR])
-def test_four_processes(name: str, four: list[dict[str, str]]) -> None:
-    check(four, name)
+def test_four_processes(name: str, four_processes: list[dict[str, str]]) -> None:
+    check(four_processes, name)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +87,17 @@ def test_four_processes(name: str, four: list[dict[str, str]]) -> None:
         ({"distributed": "spmd", "compile": "background"}, "together with compile='background'"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, Any], match: str) -> None:
+def test_invalid_and_excluded_options_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(dynaxla.errors.OptionError, match=match):
         torch.compile(lambda x: x + 1, backend="dynaxla", options=options)(torch.ones(2))
 
 
-def test_a_step_has_no_such_option() -> None:
+def test_option_spmd_of_a_step_is_refused() -> None:
     with pytest.raises(dynaxla.errors.OptionError, match="distributed='spmd'"):
         dynaxla.compile_step(lambda x: x + 1, options={"distributed": "spmd"})
 
 
-def test_a_graph_without_dtensors_is_as_ever() -> None:
+def test_graph_without_dtensors_is_not_partitioned() -> None:
     before = dynaxla.metrics.snapshot()
     x = torch.arange(4.0)
     torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="dynaxla", options={"distributed": "spmd"})(x), x.sin() + 1)

@@ -1,4 +1,4 @@
-"""An op that the installed torch does not have costs that op alone."""
+"""Tests of ops that the installed torch does not have: only these ops are lost."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from support import internals
 from support.processes.scripts import run_script
 
 
-def test_ops_are_torchs_own() -> None:
+def test_ops_are_torchs_objects() -> None:
     assert aten.cumsum.default is torch.ops.aten.cumsum.default
     assert aten.add.Tensor is aten.add.Tensor
     assert aten.add(torch.ones(2), 1).tolist() == [2, 2]
 
 
-def test_an_op_that_is_missing() -> None:
-    lost = aten.an_op_of_tomorrow.default
-    assert isinstance(lost, MissingOp)
-    assert lost is aten.an_op_of_tomorrow.default
+def test_missing_op() -> None:
+    missing = aten.an_op_of_tomorrow.default
+    assert isinstance(missing, MissingOp)
+    assert missing is aten.an_op_of_tomorrow.default
     assert isinstance(aten.add.an_overload_of_tomorrow, MissingOp)
     with pytest.raises(UnsupportedVersion, match=r"has no aten\.an_op_of_tomorrow\.default"):
-        lost(torch.ones(2))
-    assert without_missing_ops({lost: 1, aten.add.Tensor: 2}) == {aten.add.Tensor: 2}
-    assert registry.find(lost) is None
-    mine = Registry()
-    mine.register(lost, lambda x: x)
-    assert len(mine) == 0
+        missing(torch.ones(2))
+    assert without_missing_ops({missing: 1, aten.add.Tensor: 2}) == {aten.add.Tensor: 2}
+    assert registry.find(missing) is None
+    own_registry = Registry()
+    own_registry.register(missing, lambda x: x)
+    assert len(own_registry) == 0
 
 
 SCRIPT = """
@@ -77,15 +77,15 @@ print(count)
 """
 
 
-def test_a_torch_without_some_ops_loses_those_alone() -> None:
-    """Torch's kernels compute them, in the same program."""
+def test_without_some_ops_only_these_have_no_lowering() -> None:
+    """torch's kernels compute them, in the same program."""
     complete = sum(op.namespace in ("aten", "prims") for op in registry.ops())
     reduced = int(run_script(SCRIPT))
-    # With the three, those that have the same lowerings: prims.lgamma, prims.digamma, and what foreach ops do to single tensors.
+    # The three ops, and ops with the same lowerings: prims.lgamma, prims.digamma, and foreach ops.
     assert 3 <= complete - reduced <= 8
 
 
-# Ops that some supported release of torch does not have: removed in 2.14, and new in 2.12. A misspelled name is not among them.
+# Ops that a supported release of torch does not have: removed in 2.14, or new in 2.12. So a misspelled name fails the test.
 ABSENT_SOMEWHERE = {"aten.cholesky.default", "aten._upsample_lanczos2d_aa.default", "aten._upsample_lanczos2d_aa_backward.default"}
 
 MISSING = """
@@ -105,30 +105,29 @@ print(*(op.name for op in overloads if isinstance(op, MissingOp)))
 
 
 def test_only_ops_that_some_release_lacks_are_missing() -> None:
-    """Foreach ops are named by all combinations of an op and an overload, of which torch has some."""
+    """Foreach ops are excluded: dynaxla names all combinations of an op and an overload, of which torch has only some."""
     missing = {name for name in run_script(MISSING).split() if not name.startswith("aten._foreach_")}
     assert missing <= ABSENT_SOMEWHERE
 
 
-def test_nothing_of_a_module_that_did_not_load_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each trial fails in the same way, and the first one that can succeed does."""
+def test_failed_load_of_lowerings_is_undone_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     working = []
 
     def load() -> None:
-        mine.register(torch.ops.aten.sin.default, lambda x: x, by="dynaxla.a_module_that_does_not_load")
+        own_registry.register(torch.ops.aten.sin.default, lambda x: x, by="dynaxla.a_module_that_does_not_load")
         if not working:
             raise ImportError("a module of tomorrow")
         monkeypatch.setitem(sys.modules, "dynaxla.a_module_that_does_not_load", sys)
 
-    mine = Registry(load)
+    own_registry = Registry(load)
     for _ in range(2):
         with pytest.raises(ImportError, match="a module of tomorrow"):
-            mine.fill()
+            own_registry.fill()
     working.append(True)
-    assert len(mine) == 1
+    assert len(own_registry) == 1
 
 
-def test_newer_releases_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_newer_releases_are_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     internals.tested_releases(monkeypatch, {"torch": ("1.0", "1.9"), "jax": ("0.1", "99.0")})
     try:
         for size in (2, 3):
@@ -142,7 +141,7 @@ def test_newer_releases_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 @pytest.mark.parametrize("is_newer", [False, True])
-def test_with_newer_releases_the_error_names_the_tested_ones(monkeypatch: pytest.MonkeyPatch, is_newer: bool) -> None:
+def test_error_with_newer_releases_names_the_tested_ones(monkeypatch: pytest.MonkeyPatch, is_newer: bool) -> None:
     def load() -> None:
         raise AttributeError("gone")
 

@@ -1,7 +1,7 @@
-"""Every error of dynaxla's, as the code words it: a list for the page on troubleshooting. The sources are read, nothing is imported.
+"""The texts of all errors of dynaxla, for the page on troubleshooting. The sources are parsed, not imported.
 
-A message is written where it is raised, as a string with values in it. Here a value is `…`; a text that is put together of alternatives is
-listed once for each.
+The text of an error is a string with values, where the error is raised. Here, `…` stands for a value. A text with alternatives is listed
+once for each alternative.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "dynaxla"
 VALUE = "…"
-# A text with more alternatives than this is one with a value; one with fewer letters is nothing but values.
+# A part with more alternatives than _MOST counts as a value. A message with fewer letters than _LEAST is ignored: it has only values.
 _MOST, _LEAST = 6, 8
 
 
 @dataclass(frozen=True, order=True)
 class ErrorText:
-    """A message and its hint ("" for none), with `…` for values, and the class that has them."""
+    """A class of errors, with a message and its hint ("" for none), in which `…` stands for values."""
 
     error: str
     message: str
     hint: str
 
     def says(self, text: str) -> bool:
-        """Whether this is a text's message, with values in it."""
+        """True if a text is this message with values."""
         return re.fullmatch(".+".join(map(re.escape, self.message.split(VALUE))), text, re.DOTALL) is not None
 
 
 def error_classes() -> dict[str, str]:
-    """The classes of errors.py in its order, with their docstrings; the base class first."""
+    """Returns the docstrings of the classes of errors.py, in the file's order, by name. The base class is first."""
     classes = [node for node in ast.parse((SOURCE / "errors.py").read_text()).body if isinstance(node, ast.ClassDef)]
     return {node.name: ast.get_docstring(node) or "" for node in classes}
 
 
 @functools.cache
 def error_texts() -> tuple[ErrorText, ...]:
-    """All messages in the sources, sorted by class and text."""
-    found = {text for path in sorted(SOURCE.rglob("*.py")) for text in _texts_of(path.read_text())}
-    return tuple(sorted(found))
+    """Returns all messages in the sources, sorted by class and text."""
+    texts = {text for path in sorted(SOURCE.rglob("*.py")) for text in _texts_of(path.read_text())}
+    return tuple(sorted(texts))
 
 
 def _texts_of(source: str) -> Iterator[ErrorText]:
@@ -63,7 +63,7 @@ Scope = dict[str, list[ast.expr]]
 
 
 def _calls(tree: ast.AST, scope: Scope | None = None) -> Iterator[tuple[Scope, ast.Call]]:
-    """All calls, with what the names around them stand for: what is assigned to them in the module or function."""
+    """Yields all calls, with the expressions that the module and the functions around a call assign to names."""
     scope = {**(scope or {}), **_assigned(tree)}
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -85,25 +85,25 @@ def _inner(node: ast.AST, scope: Scope) -> Iterator[tuple[Scope, ast.Call]]:
 
 
 def _assigned(scope: ast.AST) -> Scope:
-    """What names are given in a scope; those of functions inside it are their own."""
-    found: Scope = {}
+    """Returns the expressions that a scope assigns to names, without those of functions in it."""
+    expressions: Scope = {}
     waiting = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             continue
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(node.value)
+            expressions.setdefault(node.targets[0].id, []).append(node.value)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
             for target, value in zip(node.targets[0].elts, node.value.elts, strict=False):
                 if isinstance(target, ast.Name):
-                    found.setdefault(target.id, []).append(value)
+                    expressions.setdefault(target.id, []).append(value)
         waiting += ast.iter_child_nodes(node)
-    return found
+    return expressions
 
 
 def _wordings(node: ast.expr, scope: Scope, depth: int = 0) -> list[str]:
-    """The texts that an expression can be."""
+    """Returns the possible texts of an expression."""
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.JoinedStr):
@@ -113,11 +113,11 @@ def _wordings(node: ast.expr, scope: Scope, depth: int = 0) -> list[str]:
     elif isinstance(node, ast.FormattedValue):
         return _wordings(node.value, scope, depth) if isinstance(node.value, (ast.Name, ast.IfExp)) and node.conversion == -1 else [VALUE]
     elif isinstance(node, ast.IfExp):
-        found = [*_wordings(node.body, scope, depth), *_wordings(node.orelse, scope, depth)]
-        return found if len(found) <= _MOST else [VALUE]
+        alternatives = [*_wordings(node.body, scope, depth), *_wordings(node.orelse, scope, depth)]
+        return alternatives if len(alternatives) <= _MOST else [VALUE]
     elif isinstance(node, ast.Name) and node.id in scope and depth < 3:
-        found = [text for value in scope[node.id] for text in _wordings(value, scope, depth + 1)]
-        return found if len(found) <= _MOST else [VALUE]
+        alternatives = [text for value in scope[node.id] for text in _wordings(value, scope, depth + 1)]
+        return alternatives if len(alternatives) <= _MOST else [VALUE]
     else:
         return [VALUE]
     texts = ["".join(chosen) for chosen in itertools.product(*parts)]
@@ -125,12 +125,12 @@ def _wordings(node: ast.expr, scope: Scope, depth: int = 0) -> list[str]:
 
 
 def _tidy(text: str) -> str:
-    """Values beside each other are one; lines are one, without the spaces that set them in."""
+    """Joins adjacent values, and joins the lines without their indentation."""
     return re.sub(rf"{VALUE}(\s*{VALUE})+", VALUE, re.sub(r"\s+", " ", text)).strip()
 
 
 def listing() -> str:
-    """Markdown: for each class what it means, and its messages with what to do."""
+    """Returns Markdown: for each class, its meaning, and its messages with hints."""
     texts, parts = error_texts(), []
     for error, meaning in error_classes().items():
         own = [text for text in texts if text.error == error]
@@ -142,5 +142,5 @@ def listing() -> str:
 
 
 def _cell(text: str) -> str:
-    """Plain text in a table of Markdown."""
+    """Returns a text escaped for a Markdown table."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""The tables of docs/options.md, made of the fields of `dynaxla.config.Options`: `python website/options_page.py` writes them anew."""
+"""The tables of docs/options.md, generated from the fields of `dynaxla.config.Options`: `python website/options_page.py` updates them."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from pathlib import Path
 from dynaxla.config import OptionDocumentation, documentation
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
-# A table stands between two such lines of the page, the first of which names it.
+# A table is between two such lines of the page. The first line names the table.
 _PLACE = re.compile(r"(<!-- table: (\w+), made by website/options_page\.py -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def page(text: str) -> str:
-    """The page with the tables of today. Raises: KeyError for a table that there is not."""
+    """Returns the page with updated tables. Raises: KeyError for an unknown table."""
     known = documentation()
     tables = {
-        "options": _options((name, about) for name, about in known.items() if about.backend == "dynaxla"),
-        "auto": _options((name, about) for name, about in known.items() if about.backend == "dynaxla_auto"),
+        "options": _options((name, documented) for name, documented in known.items() if documented.backend == "dynaxla"),
+        "auto": _options((name, documented) for name, documented in known.items() if documented.backend == "dynaxla_auto"),
         "variables": _variables(known),
     }
-    return _PLACE.sub(lambda place: f"{place[1]}\n{tables[place[2]]}\n{place[3]}", text)
+    return _PLACE.sub(lambda table: f"{table[1]}\n{tables[table[2]]}\n{table[3]}", text)
 
 
 def _options(options: Iterable[tuple[str, OptionDocumentation]]) -> str:
-    rows = [f"| `{name}` | `{_code(about.default)}` | {_values(about)} | {about.text} |" for name, about in options]
+    rows = [f"| `{name}` | `{_code(documented.default)}` | {_values(documented)} | {documented.text} |" for name, documented in options]
     return "\n".join(["| option | default | values | meaning |", "| --- | --- | --- | --- |", *rows, ""])
 
 
 def _variables(known: dict[str, OptionDocumentation]) -> str:
     rows = []
-    for name, about in known.items():
-        if about.variable:
-            meaning = f"The default of the option `{name}`" if about.backend else about.text
-            rows.append(f"| `{about.variable}` | {meaning} | `{about.example}` |")
+    for name, documented in known.items():
+        if documented.variable:
+            meaning = f"The default of the option `{name}`" if documented.backend else documented.text
+            rows.append(f"| `{documented.variable}` | {meaning} | `{documented.example}` |")
     return "\n".join(["| variable | meaning | example |", "| --- | --- | --- |", *rows, ""])
 
 
-def _values(about: OptionDocumentation) -> str:
-    return ", ".join(f"`{_code(word)}`" for word in about.values.choices) or about.values.text
+def _values(documented: OptionDocumentation) -> str:
+    return ", ".join(f"`{_code(word)}`" for word in documented.values.choices) or documented.values.text
 
 
 def _code(value: object) -> str:

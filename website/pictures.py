@@ -1,4 +1,4 @@
-"""The benchmarks' figures as pictures: bars in plain SVG, made of docs/benchmarks/*.json."""
+"""Pictures of the benchmarks' results: bars in plain SVG, generated from docs/benchmarks/*.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1] / "docs" / "benchmarks"
-# Engines by their order in a picture, each with its colour; both backgrounds of the site let one read them. Eager mode is a line.
+# The engines in the order of a picture, with colours that are visible on both backgrounds of the site. Eager mode is a line.
 COLOURS = {
     "inductor": "#ef8a3c", "inductor_frozen": "#ef8a3c", "torchscript": "#b9a13a", "lazy": "#8e6bbf",
     "dynaxla_retrace": "#7fb0e6", "dynaxla": "#2f6fc4", "dynaxla_frozen": "#2f6fc4", "dynaxla_step": "#17427f",
@@ -29,7 +29,17 @@ TEXT = "#7a7a7a"
 
 @dataclass(frozen=True)
 class Picture:
-    """name: of its file, without ending. groups: figures by engine, by row. table: the page that has them. summary: what they say."""
+    """A bar chart.
+
+    Attributes:
+        name: The name of the SVG file, without ".svg".
+        title: The heading.
+        groups: The values by engine, for each row.
+        unit: The meaning of the values.
+        measured: A sentence with the date, versions and machine of the measurements.
+        table: The page with the values.
+        summary: A sentence about the values.
+    """
 
     name: str
     title: str
@@ -40,7 +50,7 @@ class Picture:
     summary: str
 
     def svg(self) -> str:
-        """Horizontal bars: a group for each row, and a bar for each engine in it."""
+        """Returns horizontal bars: a group for each row, with a bar for each engine."""
         highest = max(value for row in self.groups.values() for value in row.values())
         parts, y = [], 34
         for label, row in self.groups.items():
@@ -52,8 +62,8 @@ class Picture:
                 parts.append(f'<text x="{LEFT + length + 4:.1f}" y="{y + ROW - 2}" font-size="9">{value:.3g}</text>')
                 y += ROW
             y += GAP
-        one = LEFT + WIDTH / highest  # eager mode's speed
-        line = f'<line x1="{one:.1f}" y1="28" x2="{one:.1f}" y2="{y}" stroke="{TEXT}" stroke-dasharray="3 3"/>'
+        eager_x = LEFT + WIDTH / highest  # eager mode's speed
+        line = f'<line x1="{eager_x:.1f}" y1="28" x2="{eager_x:.1f}" y2="{y}" stroke="{TEXT}" stroke-dasharray="3 3"/>'
         engines = list(dict.fromkeys(engine for row in self.groups.values() for engine in row))
         legend = [
             f'<rect x="{LEFT + 130 * number}" y="8" width="10" height="10" fill="{COLOURS[engine]}"/>'
@@ -69,12 +79,12 @@ class Picture:
 
 
 def pictures() -> list[Picture]:
-    """All of them. Raises: KeyError where a table has no longer what is shown of it."""
-    return [_of_ten_models(), *_beside_inductor(), *_on_the_device(), *_of_single_ops()]
+    """Returns all pictures. Raises: KeyError if a table no longer has a value that is shown."""
+    return [_of_ten_models(), *_of_parts_on_the_cpu(), *_on_the_device(), *_of_single_ops()]
 
 
 def page(folder: str) -> str:
-    """Markdown that shows them. folder: where the page finds the files."""
+    """Returns the Markdown page with all pictures. folder: the folder of the SVG files, seen from the page."""
     parts = [
         "# Benchmarks in pictures",
         "How many times as fast as eager mode each engine is: longer is faster, and the dashed line is eager mode. "
@@ -102,10 +112,10 @@ def _in_order(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def _of_ten_models() -> Picture:
-    found = _read("models-cpu-batch1-float32")
+    report = _read("models-cpu-batch1-float32")
     groups = {
         model["model"]: _in_order({row["engine"]: row["speedup"] for row in model["rows"] if not row["failure"]})
-        for model in found["models"]
+        for model in report["models"]
     }
     unit = "Times as fast as eager mode"
     return Picture(
@@ -113,18 +123,18 @@ def _of_ten_models() -> Picture:
         "Ten models, five engines",
         groups,
         unit,
-        _measured(found["environment"]),
+        _measured(report["environment"]),
         "models-cpu-batch1-float32.md",
         _means(groups),
     )
 
 
-def _beside_inductor() -> list[Picture]:
-    found = _read("cpu")
+def _of_parts_on_the_cpu() -> list[Picture]:
+    parts = _read("cpu")
     drawn = []
     for part, title in CPU.items():
-        groups = {model: _speedups(engines, "eager") for model, engines in found[part]["models"].items()}
-        measured = _measured(found[part]["environment"])
+        groups = {model: _speedups(engines, "eager") for model, engines in parts[part]["models"].items()}
+        measured = _measured(parts[part]["environment"])
         drawn.append(Picture(f"cpu-{part}", title, groups, "Times as fast as eager mode", measured, "cpu.md", _means(groups)))
     return drawn
 
@@ -143,16 +153,19 @@ def _speedups(engines: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[s
 
 
 def _of_single_ops() -> list[Picture]:
-    """How the calls are spread: several hundred names would be no picture."""
-    found, drawn = _read("ops"), []
+    """Shows quantiles of the speeds, since several hundred names would not fit into a picture."""
+    ops, drawn = _read("ops"), []
     for kind in ("forward", "gradient"):
-        rows = [row for name, row in found["rows"].items() if name.endswith(f", {kind}") and not row["failure"]]
+        rows = [row for name, row in ops["rows"].items() if name.endswith(f", {kind}") and not row["failure"]]
         speedups = sorted(row["eager"] / max(row["dynaxla"] - row["empty"], row["eager"] / 100) for row in rows)
-        at = {percent: speedups[min(len(speedups) - 1, len(speedups) * percent // 100)] for percent in (5, 10, 25, 50, 75, 90, 95)}
-        groups = {f"{percent}% are at most": {"dynaxla": speedup} for percent, speedup in at.items()}
-        title, summary = f"Single ops, {kind}: {len(rows)} calls", f"Half of them are more than {at[50]:.2f} times as fast as eager mode."
+        quantiles = {percent: speedups[min(len(speedups) - 1, len(speedups) * percent // 100)] for percent in (5, 10, 25, 50, 75, 90, 95)}
+        groups = {f"{percent}% are at most": {"dynaxla": speedup} for percent, speedup in quantiles.items()}
+        title, summary = (
+            f"Single ops, {kind}: {len(rows)} calls",
+            f"Half of them are more than {quantiles[50]:.2f} times as fast as eager mode.",
+        )
         unit = "Times as fast as eager mode, without what an empty compiled call takes"
-        drawn.append(Picture(f"ops-{kind}", title, groups, unit, _measured(found["environment"]), "ops.md", summary))
+        drawn.append(Picture(f"ops-{kind}", title, groups, unit, _measured(ops["environment"]), "ops.md", summary))
     return drawn
 
 

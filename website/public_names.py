@@ -1,4 +1,4 @@
-"""The API reference: the page on which each public name stands. The sources are read, nothing is imported."""
+"""The API reference: the page of each public name. The sources are parsed, not imported."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ PAGES = {
     "export": Page("Export", "Models as StableHLO: see [Export](../export.md).", ("export", "load"), ("artifact.model.ExportedModel",)),
     "observing": Page(
         "Looking inside",
-        "What became of a function, and counters and times: see [Explain](../explain.md) and [Looking inside](../looking-inside.md).",
+        "Explanations of compiled functions, counters and times: see [Explain](../explain.md) and [Looking inside](../looking-inside.md).",
         ("explain", "metrics"),
         ("explained.Explanation",),
     ),
     "lowering": Page("Lowerings of your own", "For ops that dynaxla does not know: see [Adding a lowering](../add-an-op.md).", ("lowers",)),
-    "errors": Page("Errors", "What each means; for what to do, see [Troubleshooting](../troubleshooting.md).", ("errors",)),
+    "errors": Page("Errors", "The classes of errors. For solutions see [Troubleshooting](../troubleshooting.md).", ("errors",)),
 }
-# The functions for users in dynaxla.metrics, which has others, too.
+# The functions of dynaxla.metrics that are for users.
 METRICS = (
     "report", "counter_names", "counter_value", "metric_names", "metric_data", "clear", "snapshot", "seconds", "reset",
 )  # fmt: skip
 
 
 def public_names() -> dict[str, str]:
-    """The module of each public name of dynaxla, as `__init__.pyi` has it. The module of a module is "."."""
+    """Returns the module of each public name of dynaxla, from `__init__.pyi`. The module of a module is "."."""
     imports = [node for node in ast.parse((SOURCE / "__init__.pyi").read_text()).body if isinstance(node, ast.ImportFrom)]
     return {alias.name: f".{node.module or ''}" for node in imports for alias in node.names}
 
 
 def members(module: str) -> list[str]:
-    """The public names of a public module: the functions for users, the names that a package imports as themselves, or the classes."""
+    """Returns the public names of a public module: its functions for users, the names that a package re-exports, or its classes."""
     if module == "metrics":
         return list(METRICS)
     path = SOURCE / module / "__init__.py"
@@ -75,13 +75,17 @@ def members(module: str) -> list[str]:
 
 
 def reference_pages() -> dict[str, str]:
-    """Markdown with a directive of mkdocstrings for each name, by page. Raises: LookupError for a name that no page shows."""
+    """Returns Markdown with a directive of mkdocstrings for each name, by page. Raises: LookupError for a name without a page."""
     modules = ("metrics", *(name for name, module in public_names().items() if module == "."))
     if missing := set(public_names()) - {name for page in PAGES.values() for name in page.names}:
         raise LookupError(f"these public names are on no page of website/public_names.py: {sorted(missing)}")
     pages = {}
     for file, page in PAGES.items():
-        names = [each for name in page.names for each in ([f"{name}.{member}" for member in members(name)] if name in modules else [name])]
+        names = [
+            public_name
+            for name in page.names
+            for public_name in ([f"{name}.{member}" for member in members(name)] if name in modules else [name])
+        ]
         parts = [f"# {page.title}", page.beginning, *(f"::: dynaxla.{name}" for name in (*names, *page.more))]
         pages[file] = "\n\n".join(parts) + "\n"
     return pages

@@ -1,4 +1,4 @@
-"""Manifests as JSON."""
+"""Tests of manifests and their JSON form."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MANIFEST = Manifest(
 FILES = {"program": b"abc", "weights": b""}
 
 
-def test_there_and_back() -> None:
+def test_decoded_manifest_equals_the_encoded_one() -> None:
     assert decode(encode(MANIFEST, FILES), FILES) == MANIFEST
 
 
-def test_the_order_of_what_a_program_takes_and_gives() -> None:
+def test_order_of_program_inputs_and_outputs() -> None:
     assert [spec.name for spec in MANIFEST.program_inputs()] == ["weight", "mean", "key", "x"]
     assert [spec.name for spec in MANIFEST.program_outputs()] == ["out", "mean", "failed_check"]
 
@@ -49,7 +49,7 @@ def test_the_order_of_what_a_program_takes_and_gives() -> None:
         ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "an unknown dtype or an invalid size"),
     ],
 )
-def test_facts_that_do_not_fit_are_refused_whatever_the_hash_says(changes: dict[str, Any], message: str) -> None:
+def test_inconsistent_manifest_with_a_valid_hash_is_refused(changes: dict[str, Any], message: str) -> None:
     facts = json.loads(encode(MANIFEST, FILES)) | changes
     del facts["sha256"]
     facts["sha256"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -57,7 +57,7 @@ def test_facts_that_do_not_fit_are_refused_whatever_the_hash_says(changes: dict[
         decode(json.dumps(facts).encode(), FILES)
 
 
-def test_files_are_the_manifests() -> None:
+def test_missing_additional_and_changed_files_are_refused() -> None:
     data = encode(MANIFEST, FILES)
     for files, message in (
         ({"program": b"abc"}, "weights is missing"),

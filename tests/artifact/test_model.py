@@ -1,4 +1,4 @@
-"""Exported models: saved, loaded and called, with torch and without."""
+"""Tests of exported models: saving, loading and calls, with and without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = Dim("batch")
 
 
 class Tokens(nn.Module):
-    """int64 in and out, a table, bfloat16."""
+    """A module with int64 inputs and outputs, an embedding, and a bfloat16 layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,40 +48,40 @@ def ids(*shape: int) -> torch.Tensor:
     return torch.randint(0, 10, shape)
 
 
-def test_without_torch(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+def test_results_in_a_process_without_torch(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
     module, exported = tokens
     compare_without_torch(tmp_path, {"tokens": (module, exported, [(ids(2, 5),), (ids(1, 8),), (ids(4, 1),)])})
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_dtypes_are_the_programs_whatever_the_process_has(tokens: tuple[nn.Module, ExportedModel], wide: bool) -> None:
+def test_result_dtypes_do_not_depend_on_jax_enable_x64(tokens: tuple[nn.Module, ExportedModel], wide: bool) -> None:
     module, exported = tokens
-    given = ids(2, 3)
+    x = ids(2, 3)
     with jax.enable_x64(wide):
-        arrays = [given.numpy(), jax.numpy.asarray(given.numpy()), given.numpy().astype(np.int32)]
-        found = [exported.call(array) for array in arrays]
-        inside = jax.jit(exported.call)(given.numpy())
+        arrays = [x.numpy(), jax.numpy.asarray(x.numpy()), x.numpy().astype(np.int32)]
+        eager_calls = [exported.call(array) for array in arrays]
+        jitted = jax.jit(exported.call)(x.numpy())
         assert jax.numpy.asarray(np.int64(1)).dtype == ("int64" if wide else "int32")
-    for results in (*found, inside):
+    for results in (*eager_calls, jitted):
         assert results["large"].dtype == np.int64
         assert results["half"].dtype == jax.numpy.bfloat16
-        assert np.array_equal(np.asarray(results["large"]), module(given)["large"].numpy())
+        assert np.array_equal(np.asarray(results["large"]), module(x)["large"].numpy())
 
 
-def test_bytes_and_directories_hold_the_same(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+def test_models_loaded_from_bytes_and_directory_are_equal(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
     module, exported = tokens
     exported.save(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "program.mlirbc", "weights.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    given = ids(3, 2)
+    x = ids(3, 2)
     for loaded in (dynaxla.load(tmp_path / "model"), dynaxla.load(exported.serialize())):
         assert loaded.manifest == exported.manifest
-        assert np.array_equal(loaded.call(given.numpy())["rows"], module(given)["rows"].detach().numpy())
+        assert np.array_equal(loaded.call(x.numpy())["rows"], module(x)["rows"].detach().numpy())
         assert loaded.mlir_text() == exported.mlir_text()
     assert "stablehlo" in exported.mlir_text()
 
 
-def test_what_is_there_is_replaced_only_if_that_is_wanted(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+def test_save_replaces_a_model_only_with_overwrite(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
     _, exported = tokens
     exported.save(tmp_path / "model")
     with pytest.raises(ArtifactError, match=r"model is not empty(.|\n)*overwrite=True"):
@@ -97,16 +97,16 @@ def test_what_is_there_is_replaced_only_if_that_is_wanted(tokens: tuple[nn.Modul
     assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "model") == ["file", "model", "other"]
 
 
-def test_a_model_that_cannot_be_replaced_stays(
+def test_failed_overwrite_keeps_the_old_model(
     tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, exported = tokens
     exported.save(tmp_path / "model")
-    rename, names = Path.rename, []
+    rename, renamed = Path.rename, []
 
     def second_fails(path: Path, target: Path) -> Path:
-        names.append(path)
-        if len(names) == 2:
+        renamed.append(path)
+        if len(renamed) == 2:
             raise PermissionError(13, "Permission denied")
         return rename(path, target)
 
@@ -118,10 +118,10 @@ def test_a_model_that_cannot_be_replaced_stays(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_an_empty_directory_is_filled(
+def test_save_into_an_empty_directory_keeps_the_directory(
     overwrite: bool, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays the directory that it was, so a mount, the working directory and its permissions do."""
+    """Its inode and permissions stay the same, as a mount point and a working directory need."""
     tmp_path.chmod(0o700)
     before = tmp_path.stat()
     monkeypatch.chdir(tmp_path)
@@ -132,46 +132,46 @@ def test_an_empty_directory_is_filled(
     dynaxla.load(tmp_path)
 
 
-def test_an_empty_directory_stays_empty_if_another_process_writes_there(
+def test_save_leaves_no_files_if_another_process_writes_to_the_directory(
     tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync = os.fsync
+    fsync = os.fsync
 
-    def other(file: int) -> None:
+    def fsync_while_another_process_writes(file: int) -> None:
         (tmp_path / "of another").touch()
-        sync(file)
+        fsync(file)
 
-    monkeypatch.setattr("os.fsync", other)
+    monkeypatch.setattr("os.fsync", fsync_while_another_process_writes)
     with pytest.raises(ArtifactError, match="another process writes to"):
         tokens[1].save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["of another"]
 
 
 @pytest.mark.parametrize("last", ["program.mlirbc", "manifest.json"])
-def test_nothing_is_left_in_an_empty_directory_if_a_file_cannot_be_moved(
+def test_save_leaves_no_files_if_a_rename_fails(
     last: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
 
-    def fails(path: Path, target: Path) -> Path:
+    def rename_or_fail(path: Path, target: Path) -> Path:
         if path.name == last:
             raise OSError(5, "Input/output error")
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", fails)
+    monkeypatch.setattr(Path, "rename", rename_or_fail)
     with pytest.raises(ArtifactError, match="Input/output error"):
         tokens[1].save(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["model", ""], ids=["new", "empty"])
-def test_nothing_is_left_of_what_could_not_be_written(
+def test_save_leaves_no_files_if_the_disk_is_full(
     name: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: int) -> None:
+    def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(ArtifactError, match="No space left"):
         tokens[1].save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -201,10 +201,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_told(damage: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
-    spoil, message = DAMAGE[damage]
+def test_damaged_model_is_refused(damage: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+    apply_damage, message = DAMAGE[damage]
     tokens[1].save(tmp_path / "model")
-    spoil(tmp_path / "model")
+    apply_damage(tmp_path / "model")
     with pytest.raises(ArtifactError, match=message):
         dynaxla.load(tmp_path / "model")
 
@@ -216,9 +216,9 @@ def test_files_of_another_model_are_refused(tokens: tuple[nn.Module, ExportedMod
     with pytest.raises(ArtifactError, match="its hash differs from the hash in the manifest"):
         dynaxla.load(tmp_path / "model")
     data = tokens[1].serialize()
-    for spoilt, message in ((data[:-1], r"bytes, and \d+ were passed"), (b"PK" + data, "not an exported model")):
+    for damaged, message in ((data[:-1], r"bytes, and \d+ were passed"), (b"PK" + data, "not an exported model")):
         with pytest.raises(ArtifactError, match=message):
-            dynaxla.load(spoilt)
+            dynaxla.load(damaged)
 
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
@@ -234,24 +234,24 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_wrong_calls_are_told(call: str, tokens: tuple[nn.Module, ExportedModel]) -> None:
+def test_invalid_calls_are_refused(call: str, tokens: tuple[nn.Module, ExportedModel]) -> None:
     args, kwargs, message = CALLS[call]
     with pytest.raises(ArtifactError, match=message):
         tokens[1].call(*args, **kwargs)
 
 
-def test_values_that_eager_refuses_are_refused(tokens: tuple[nn.Module, ExportedModel]) -> None:
+def test_invalid_index_raises_as_in_eager_mode(tokens: tuple[nn.Module, ExportedModel]) -> None:
     with pytest.raises(IndexError, match="index out of range in self"):
         tokens[1].call(np.full((2, 3), 10))
 
 
-def test_no_derivative_is_made_up(tokens: tuple[nn.Module, ExportedModel]) -> None:
+def test_gradient_of_an_exported_model_is_refused(tokens: tuple[nn.Module, ExportedModel]) -> None:
     exported = dynaxla.export(nn.Linear(2, 1), (torch.zeros(1, 2),))
     with pytest.raises(ArtifactError, match="has no derivative"):
         jax.grad(lambda x: exported.call(x).sum())(np.zeros((1, 2), np.float32))
 
 
-def test_other_weights_may_be_given(tokens: tuple[nn.Module, ExportedModel]) -> None:
+def test_call_with_other_weights(tokens: tuple[nn.Module, ExportedModel]) -> None:
     _, exported = tokens
     rows = exported.call(np.zeros((1, 1), np.int64), weights={"table.weight": np.ones((10, 4), np.float32)})["rows"]
     assert np.array_equal(rows, np.ones((1, 1, 4)))

@@ -1,4 +1,4 @@
-"""What exported programs may call."""
+"""Tests of the custom calls that an exported program may contain."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dynaxla.artifact.stablehlo import _STABLE_CUSTOM_CALLS, as_jax_exported, ca
 
 def _program(function: object, checked: bool = True) -> tuple[Manifest, bytes]:
     disabled = [] if checked else [export.DisabledSafetyCheck.custom_call("ALL")]
-    made = export.export(jax.jit(function), platforms=("cpu",), disabled_checks=disabled)(jax.ShapeDtypeStruct((2, 2), np.float32))
+    exported = export.export(jax.jit(function), platforms=("cpu",), disabled_checks=disabled)(jax.ShapeDtypeStruct((2, 2), np.float32))
     spec = ArraySpec("x", (2, 2), "float32")
     array = {"kind": "array"}
     manifest = Manifest(
         "f", ("cpu",), {}, (), (spec,), (spec,), {"kind": "tuple", "items": [array]}, array, (), (), False,
-        made.calling_convention_version, False, {},
+        exported.calling_convention_version, False, {},
     )  # fmt: skip
-    return manifest, made.mlir_module_serialized
+    return manifest, exported.mlir_module_serialized
 
 
-def test_other_calls_are_refused() -> None:
+def test_unlisted_custom_call_is_refused() -> None:
     call = jax.ffi.ffi_call("__onednn$matmul", jax.ShapeDtypeStruct((2, 2), np.float32))
     manifest, program = _program(lambda x: call(x), checked=False)
     assert called_functions(program) == {"__onednn$matmul"}
@@ -33,19 +33,19 @@ def test_other_calls_are_refused() -> None:
         as_jax_exported(manifest, program)
 
 
-def test_listed_calls_are_made() -> None:
+def test_listed_custom_call_runs() -> None:
     manifest, program = _program(lambda x: jax.numpy.linalg.cholesky(x))
     assert called_functions(program) == {"lapack_spotrf_ffi"}
-    found = as_jax_exported(manifest, program).call(np.array([[4, 0], [0, 9]], np.float32))
-    assert np.array_equal(found[0], [[2, 0], [0, 3]])
+    results = as_jax_exported(manifest, program).call(np.array([[4, 0], [0, 9]], np.float32))
+    assert np.array_equal(results[0], [[2, 0], [0, 3]])
 
 
-def test_what_is_no_program_is_refused() -> None:
+def test_invalid_bytes_are_refused() -> None:
     with pytest.raises(DamagedModelError, match=r"JAX \S+ cannot read the program"):
         called_functions(b"nothing of the kind")
 
 
-def test_only_what_jax_keeps_is_listed() -> None:
+def test_all_listed_custom_calls_are_stable_in_jax() -> None:
     listed = importlib.import_module("jax._src.export._export")._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
     assert listed >= _STABLE_CUSTOM_CALLS
     for target in ("lapack_spotrf_ffi", "lapack_zgesdd_ffi", "cusolver_getrf_ffi", "shape_assertion", "Qr", "cu_threefry2x32_ffi"):

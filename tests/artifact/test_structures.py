@@ -1,4 +1,4 @@
-"""Descriptions of nested values."""
+"""Tests of descriptions of nested values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dynaxla.artifact.structures import ARRAY, StructureMismatch, constant, coun
 DESCRIBED = sequence("tuple", [ARRAY, mapping({"a": sequence("list", [ARRAY, constant(3)]), 1: constant(None)})])
 
 
-def test_there_and_back() -> None:
+def test_unflatten_inverts_flatten() -> None:
     value = (10, {1: None, "a": [20, 3]})
-    found = list(flatten(DESCRIBED, value, "args"))
-    assert found == [("args[0]", 10), ("args[1]['a'][0]", 20)]
+    arrays = list(flatten(DESCRIBED, value, "args"))
+    assert arrays == [("args[0]", 10), ("args[1]['a'][0]", 20)]
     assert unflatten(DESCRIBED, iter([10, 20])) == value
     assert count_arrays(DESCRIBED) == 2
 
@@ -30,7 +30,7 @@ def test_there_and_back() -> None:
         ((10, {"a": 5, 1: None}), "is a int, and was a list"),
     ],
 )
-def test_a_mismatch_says_where(value: Any, message: str) -> None:
+def test_mismatch_names_the_path(value: Any, message: str) -> None:
     with pytest.raises(StructureMismatch, match=message):
         list(flatten(DESCRIBED, value, "args"))
 
@@ -38,6 +38,6 @@ def test_a_mismatch_says_where(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"kind": "set", "items": []}, {"kind": "constant", "value": []}, {}, {"kind": "dict", "keys": [1], "items": []}]
 )
-def test_what_is_no_description_is_refused(wrong: Any) -> None:
+def test_invalid_description_is_refused(wrong: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         count_arrays(wrong)

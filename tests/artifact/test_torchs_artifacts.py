@@ -1,4 +1,4 @@
-"""Beside programs of dynaxla, what torch offers to keep compiled results does no harm. (aot_compile: engine/test_artifact.py.)"""
+"""Tests of torch's caches of compiled results, used together with dynaxla. (For aot_compile see tests/engine/test_artifact.py.)"""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ run()
 )
 
 
-def test_torchs_cache_artifacts_do_no_harm(tmp_path: Path) -> None:
+def test_results_with_torch_cache_artifacts(tmp_path: Path) -> None:
     run_script(SAVED.format(cache=str(tmp_path)), XLA_FLAGS=quick_compilation.flags())
 
 
-def test_results_are_right_where_torch_caches_precompiled_functions(tmp_path: Path) -> None:
-    """The second process finds what the first one has left."""
+def test_results_with_torch_caching_precompile(tmp_path: Path) -> None:
+    """The second process loads the files of the first one."""
     folder = str(tmp_path / "torch's")
     script = (
         f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {folder!r}\n"

@@ -1,4 +1,4 @@
-"""What counts as eager's result, and what does not."""
+"""Tests of the comparison of an engine's results with eager mode's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from dynaxla.autoselect import agreement
 
 
-def test_farther_from_eager_is_right_if_eager_is_as_far_from_float64() -> None:
+def test_results_agree_if_eager_is_as_far_from_float64() -> None:
     reference = torch.ones(4, dtype=torch.float64)
     eager = torch.full((4,), 1.01)
     assert not agreement.compare(torch.full((4,), 0.99), eager).agrees
@@ -18,8 +18,8 @@ def test_farther_from_eager_is_right_if_eager_is_as_far_from_float64() -> None:
     assert agreement.compare(infinite, infinite, reference).agrees
 
 
-def test_gradients_are_compared_by_their_norms() -> None:
-    """A small gradient may be off by as much as if it were a hundredth of all; a large one may not."""
+def test_error_of_a_gradient_is_relative_to_all_gradients() -> None:
+    """The tolerance of a small gradient is that of a gradient with a hundredth of the norm of all gradients."""
     large, small = torch.ones(100), torch.full((4,), 1e-6)
     edge = large.index_fill(0, torch.tensor([3]), 1.005)
     assert agreement.compare([edge, small], [large, small], gradients=True).agrees
@@ -31,8 +31,8 @@ def test_gradients_are_compared_by_their_norms() -> None:
     assert not agreement.compare([large, None], [large, small], gradients=True).agrees
 
 
-def test_agreement_where_eager_itself_is_uncertain() -> None:
-    """Inputs that move by rounding show how far a gradient may be off."""
+def test_tolerance_grows_with_eager_results_of_perturbed_inputs() -> None:
+    """Inputs perturbed by rounding errors show the uncertainty of a gradient in eager mode."""
     eager, near, far = torch.ones(4), torch.full((4,), 1.02), torch.full((4,), 1.1)
     trials = [[torch.full((4,), 1.01)], [torch.full((4,), 0.998)]]
     assert not agreement.compare([near], [eager], gradients=True).agrees
@@ -49,7 +49,7 @@ def test_agreement_where_eager_itself_is_uncertain() -> None:
     assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in perturbed)
     assert len({result.sum().item() for result in perturbed}) > 1
 
-    embedding = torch.nn.Embedding(4, 8)  # whose input does not move: what moves is the parameter
+    embedding = torch.nn.Embedding(4, 8)  # The input has integers, so the parameter is perturbed.
     weight = embedding.weight.detach().clone()
     for result in agreement.perturbed_results(embedding, (torch.arange(4),)):
         assert bool((result != weight).all())
@@ -57,7 +57,7 @@ def test_agreement_where_eager_itself_is_uncertain() -> None:
     assert bool((embedding.weight == weight).all())
 
 
-def test_numbers_that_are_no_floats_must_be_equal() -> None:
+def test_integers_must_be_equal() -> None:
     assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 2]), 3]).agrees
     assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 3]), 3]).detail == "1 of 2 elements differ"
     assert not agreement.compare([3], [4]).agrees

@@ -1,4 +1,4 @@
-"""Backends of torch.compile by name, and copies of graphs for them."""
+"""Tests of engines: backends of torch.compile by name, copies of graphs for them, and their failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynaxla.errors import OptionError
 from support.fakes import wrong_engines
 
 
-def test_names() -> None:
+def test_check_names() -> None:
     candidates.check_names(["dynaxla", "inductor", "eager"])
     with wrong_engines.planted(planted_right=wrong_engines.ENGINES["planted_right"]):
         candidates.check_names(["dynaxla", "planted_right"])
@@ -20,14 +20,14 @@ def test_names() -> None:
         candidates.check_names(["dynaxla", "planted_right"])
 
 
-def test_a_compiler_may_change_its_copy() -> None:
+def test_change_of_a_copied_graph_leaves_the_original() -> None:
     def backend(module: Any, inputs: Any) -> Any:
         before = module.print_readable(print_output=False)
         copy = candidates.copy_graph(module)
         assert copy.print_readable(print_output=False) == before
-        for part in copy.modules():
-            if isinstance(part, torch.fx.GraphModule):
-                for node in part.graph.nodes:
+        for submodule in copy.modules():
+            if isinstance(submodule, torch.fx.GraphModule):
+                for node in submodule.graph.nodes:
                     if node.op == "call_function":
                         node.target = torch.neg
         assert module.print_readable(print_output=False) == before
@@ -40,7 +40,7 @@ def test_a_compiler_may_change_its_copy() -> None:
     torch.testing.assert_close(torch.compile(function, backend=backend)(x), x.sin() * 2)
 
 
-def test_failures_are_reasons_but_for_what_torch_dynamo_wants_to_hear() -> None:
+def test_failure_becomes_a_reason_except_errors_for_torch_dynamo() -> None:
     def fail(error: Exception) -> Any:
         def compile() -> Any:
             raise error

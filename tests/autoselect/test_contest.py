@@ -82,7 +82,7 @@ def test_a_wrong_engine_is_not_chosen(engine: str, reason: str) -> None:
     assert torch.equal(x, before)
 
 
-def test_a_slow_engine_is_not_chosen_and_a_right_one_may_be() -> None:
+def test_slow_engine_is_not_chosen() -> None:
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     call = compiled(product, "planted_slow", "eager")
     verdict = call_until_verdict(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
@@ -129,7 +129,7 @@ def test_an_engine_that_is_wrong_for_a_new_size_is_excluded() -> None:
     assert "it is wrong" in last["left_out"]["planted_other_sizes"]
 
 
-def test_a_winner_that_is_wrong_later_is_followed_by_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_engine_with_a_later_error_is_replaced_by_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
     # Always chooses planted_other_sizes.
     internals.choice_of_engine(monkeypatch, lambda seconds: min(seconds, key="planted_other_sizes".__ne__))
     w = torch.randn(6, 5)
@@ -142,7 +142,7 @@ def test_a_winner_that_is_wrong_later_is_followed_by_the_next_best(monkeypatch: 
     torch.testing.assert_close(call(four, w), product(four, w))
 
 
-def test_a_verdict_exists_even_if_no_size_repeats() -> None:
+def test_verdict_without_repeated_sizes() -> None:
     w = torch.randn(6, 5)
     call = compiled(product, "planted_right", "eager", dynamic=True)
     for rows in range(17, 32):
@@ -152,8 +152,8 @@ def test_a_verdict_exists_even_if_no_size_repeats() -> None:
     assert "several sizes" in verdict["why"]
 
 
-def test_mutations() -> None:
-    """An engine that writes wrong values to an input is excluded. Each call writes to the user's input once."""
+def test_engine_with_wrong_writes_is_excluded() -> None:
+    """The user's input is written to once in each call."""
 
     def step(count: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         count.add_(x)
@@ -192,8 +192,8 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-def test_training() -> None:
-    """Each step gives the gradients and statistics of eager mode. An engine that is wrong only in its backward pass is excluded."""
+def test_training_as_in_eager_mode() -> None:
+    """Each step gives the gradients and statistics of eager mode. An engine with an error only in its backward pass is excluded."""
     torch.manual_seed(0)
     net, eager_net = Net(), Net()
     eager_net.load_state_dict(net.state_dict())
@@ -290,7 +290,7 @@ def test_a_choice_is_stored_and_a_damaged_file_is_ignored(tmp_path: Path) -> Non
     assert not call_until_verdict(one_call)["kept"]
 
 
-def test_threads_that_call_at_once() -> None:
+def test_concurrent_calls_of_several_threads() -> None:
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     call = compiled(product, "planted_right", "planted_slow", "eager")
     call(x, w)

@@ -1,4 +1,4 @@
-"""Processes that vote get one answer; here they are objects over one store."""
+"""Tests of votes, by which processes choose one engine. Most tests use several ballots on one store in one process."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ def pair(monkeypatch: pytest.MonkeyPatch, patience: float = 60.0) -> list[engine
     return [engine_agreement.GroupBallot(store, rank, 2, "graph", patience) for rank in range(2)]
 
 
-def test_the_best_for_the_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = pair(monkeypatch)
-    assert one.decide((), FIRST) is None
-    assert other.decide((), SECOND) == "inductor"
-    assert one.decide((), FIRST) == "inductor"
-    assert one.decide((8,), FIRST) is None  # other sizes, another vote
+def test_vote_chooses_the_best_engine_for_the_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair(monkeypatch)
+    assert first.decide((), FIRST) is None
+    assert second.decide((), SECOND) == "inductor"
+    assert first.decide((), FIRST) == "inductor"
+    assert first.decide((8,), FIRST) is None  # Other sizes have their own vote.
 
 
-def test_an_engine_that_is_wrong_somewhere_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = pair(monkeypatch)
-    assert one.decide((), FIRST) is None
-    assert other.decide((), {"dynaxla": 3.0, "eager": 1.0}) == "dynaxla"
+def test_engine_that_is_wrong_in_one_process_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair(monkeypatch)
+    assert first.decide((), FIRST) is None
+    assert second.decide((), {"dynaxla": 3.0, "eager": 1.0}) == "dynaxla"
     third, fourth = pair(monkeypatch)
     assert third.decide((), {"dynaxla": 1.0}) is None
     assert fourth.decide((), {"inductor": 1.0}) == "eager"
     assert third.decide((), {"dynaxla": 1.0}) == "eager"
 
 
-def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    one, other = pair(monkeypatch, patience=0.0)
+def test_vote_without_an_absent_process(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = pair(monkeypatch, patience=0.0)
     with caplog.at_level(logging.WARNING, "dynaxla"):
-        assert one.decide((), FIRST) == "dynaxla"
+        assert first.decide((), FIRST) == "dynaxla"
         assert "processes [1] have not measured the graph" in caplog.text
-        assert other.decide((), {"inductor": 1.0}) == "eager"
+        assert second.decide((), {"inductor": 1.0}) == "eager"
         assert "the engine dynaxla, which does not agree with eager mode in this process" in caplog.text
 
 
-def test_a_store_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:
-    class Gone:
+def test_vote_with_a_closed_store(caplog: pytest.LogCaptureFixture) -> None:
+    class ClosedStore:
         def set(self, *_: object) -> None:
             raise dist.DistNetworkError("the connection is closed")
 
     with caplog.at_level(logging.WARNING, "dynaxla"):
-        assert engine_agreement.GroupBallot(Gone(), 0, 2, "graph").decide((), SECOND) == "inductor"
+        assert engine_agreement.GroupBallot(ClosedStore(), 0, 2, "graph").decide((), SECOND) == "inductor"
     assert "does not answer" in caplog.text
 
 
-def test_one_process_votes_with_nobody() -> None:
+def test_single_process_decides_alone() -> None:
     assert type(engine_agreement.ballot_for("graph", ["dynaxla"])) is SingleProcessBallot
     assert SingleProcessBallot().decide((), SECOND) == "inductor"
 
@@ -104,7 +104,7 @@ start_processes(run, (sys.argv[1],), 2, start_method="fork")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
-def test_two_processes_take_one_engine(tmp_path: Path) -> None:
-    """`pytest -m slow tests/ensemble`. One of them has a slow engine that is fast in the other."""
+def test_two_processes_choose_the_same_engine(tmp_path: Path) -> None:
+    """`pytest -m slow tests/autoselect`. An engine is slow in the first process and fast in the second."""
     run_script(SCRIPT, [str(tmp_path)])
     assert [json.loads((tmp_path / str(rank)).read_text())[0] for rank in range(2)] == ["dynaxla", "dynaxla"]

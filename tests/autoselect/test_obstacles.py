@@ -1,4 +1,4 @@
-"""What must not be run twice is known from its ops."""
+"""Tests of the detection of graphs and calls that must not run twice."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def attention(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
         (attention(0.5), "the graph draws random numbers"),
     ],
 )
-def test_aten_graphs(function: Any, reason: str) -> None:
-    found = obstacles.obstacle_in_aten_graph(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
-    assert found.startswith(reason)
-    assert bool(found) == bool(reason)
+def test_obstacles_in_aten_graphs(function: Any, reason: str) -> None:
+    obstacle = obstacles.obstacle_in_aten_graph(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
+    assert obstacle.startswith(reason)
+    assert bool(obstacle) == bool(reason)
 
 
 def captured(function: Any, *args: Any) -> str:
-    """Why the graph that TorchDynamo makes of a function must not be run twice."""
-    found: list[str] = []
+    """Returns the reason why TorchDynamo's graph of a function must not run twice."""
+    reasons: list[str] = []
 
     def backend(module: Any, _: Any) -> Any:
-        found.append(obstacles.obstacle_in_dynamo_graph(module))
+        reasons.append(obstacles.obstacle_in_dynamo_graph(module))
         return module.forward
 
     torch.compile(function, backend=backend, fullgraph=True)(*args)
-    (reason,) = found
+    (reason,) = reasons
     return reason
 
 
-def test_captured_graphs() -> None:
+def test_obstacles_in_dynamo_graphs() -> None:
     x = torch.rand(3)
     assert captured(lambda x: torch.nn.functional.gelu(x).sum() + len(x), x) == ""
     assert captured(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), x) == ""
@@ -57,15 +57,15 @@ def test_captured_graphs() -> None:
         assert "the graph calls a custom op: planted_ops.one" in captured(lambda x: torch.ops.planted_ops.one(x), x)
         nested = captured(lambda x: torch.cond(x.sum() > 0, torch.ops.planted_ops.one, lambda x: x.clone(), (x,)), x)
         assert "the graph calls a custom op" in nested
-    theirs = torch.compiler.allow_in_graph(_theirs)
-    assert "not part of torch" in captured(lambda x: theirs(x), x)
+    allowed = torch.compiler.allow_in_graph(_user_function)
+    assert "not part of torch" in captured(lambda x: allowed(x), x)
 
 
-def _theirs(x: torch.Tensor) -> torch.Tensor:
+def _user_function(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def test_calls_that_somebody_looks_at() -> None:
+def test_calls_with_special_tensors_hooks_or_modes_run_once() -> None:
     x = torch.rand(3)
     assert not obstacles.call_must_run_once([x, torch.nn.Parameter(x), 3, 2.0, None])
     assert obstacles.call_must_run_once([torch.eye(2).to_mkldnn()])

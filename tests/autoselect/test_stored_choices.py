@@ -1,4 +1,4 @@
-"""What was found out is kept by graph, and what cannot be read is nothing."""
+"""Tests of the store of chosen engines, by graph. Invalid entries are ignored."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from dynaxla.autoselect.stored_choices import StoredChoices
 from dynaxla.runtime.store import Store
 
 
-def test_choices_by_class_of_sizes(tmp_path: Path) -> None:
+def test_find_and_drop_choices_by_class_of_sizes(tmp_path: Path) -> None:
     store = Store(tmp_path / "engines")
-    kept = StoredChoices(store, "graph")
-    kept.put((16,), "inductor", {"inductor": 1.0, "eager": 2.0})
+    choices = StoredChoices(store, "graph")
+    choices.put((16,), "inductor", {"inductor": 1.0, "eager": 2.0})
     StoredChoices(store, "graph").put((32, True), "eager", {})
-    again = StoredChoices(store, "graph")
-    assert again.find((16,)) == ("inductor", {"inductor": 1.0, "eager": 2.0})
-    assert again.find((32, True)) == ("eager", {})
-    assert again.find((64,)) is None
-    again.drop((16,))
+    reloaded = StoredChoices(store, "graph")
+    assert reloaded.find((16,)) == ("inductor", {"inductor": 1.0, "eager": 2.0})
+    assert reloaded.find((32, True)) == ("eager", {})
+    assert reloaded.find((64,)) is None
+    reloaded.drop((16,))
     assert StoredChoices(store, "graph").find((16,)) is None
     assert StoredChoices(store, "other").find((32, True)) is None
 
 
-WRONG = [b"", b"nothing", b"[]", b'{"()": 3}', b'{"()": ["eager"]}', b'{"()": ["eager", {"a": "x"}]}', b'{"()": [1, {}]}']
+INVALID_ENTRIES = [b"", b"nothing", b"[]", b'{"()": 3}', b'{"()": ["eager"]}', b'{"()": ["eager", {"a": "x"}]}', b'{"()": [1, {}]}']
 
 
-@pytest.mark.parametrize("data", WRONG)
-def test_what_cannot_be_read(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("data", INVALID_ENTRIES)
+def test_invalid_entry_is_ignored_and_replaced(tmp_path: Path, data: bytes) -> None:
     store = Store(tmp_path / "engines")
     store.put("graph", data)
-    kept = StoredChoices(store, "graph")
-    assert kept.find(()) is None
-    kept.put((), "eager", {})
+    choices = StoredChoices(store, "graph")
+    assert choices.find(()) is None
+    choices.put((), "eager", {})
     assert StoredChoices(store, "graph").find(()) == ("eager", {})
 
 
-def test_what_a_key_depends_on() -> None:
+def test_key_depends_on_graph_inputs_and_autocast() -> None:
     keys: list[str] = []
 
     def backend(module: Any, inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the arguments of a command ask for, checked before anything is measured."""
+"""Tests of the checks of a command's arguments, which run before any measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynaxla.bench import argument_checks
 from dynaxla.bench.benchmark_error import BenchmarkError
 
 
-def test_names_by_comma_and_repeated() -> None:
+def test_split_at_commas_and_with_extra_names() -> None:
     assert argument_checks.split_at_commas(["a, b", "c", ",,"]) == ["a", "b", "c"]
     assert argument_checks.split_at_commas(None) == []
     assert argument_checks.with_extra_names(["a"], ["b"]) == ["a", "b"]

@@ -1,4 +1,4 @@
-"""What TorchDynamo captures, counted."""
+"""Tests of the counts of graphs and ops that TorchDynamo captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The help's names are those of the tables, which the help does not import."""
+"""Tests that the names in the help are those of the tables, which the help does not import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dynaxla.bench import choices, engines, suites, training
 from dynaxla.interop.export import PLATFORMS
 
 
-def test_the_help_names_what_there_is() -> None:
+def test_names_in_the_help_equal_the_tables() -> None:
     assert list(choices.MODELS) == [case.name for case in suites.MODELS]
     assert list(choices.SUITES) == list(suites.SUITES)
     assert list(choices.ENGINES) == list(engines.ENGINES)

@@ -1,4 +1,4 @@
-"""Which engines there are, and which are taken."""
+"""Tests of the table of engines and the choice of engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynaxla.bench.engines import BenchEngine
 from support.fakes import tiny_benchmark
 
 
-def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_engine_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_benchmark.add_engine(monkeypatch, BenchEngine("inductor", lambda model, _: model, lambda: "no compiler"))
     chosen, notes = engines.choose([], engines.QUICK_ENGINES)
     assert [engine.name for engine in chosen] == ["eager", "dynaxla", "dynaxla_retrace"]
@@ -23,32 +23,32 @@ def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pyt
         engines.choose(["inductor"], [])
 
 
-def test_the_model_as_a_jax_function() -> None:
+def test_jax_engine_gives_eager_results() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.BatchNorm1d(3), nn.Linear(4, 2)).eval().requires_grad_(False)
     x = torch.tensor([[0, 4, 2]])
     torch.testing.assert_close(ENGINES["jax"].prepare(model, (x,))(x), model(x))
 
 
-def test_frozen_inductor_is_compiled_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting holds while Inductor compiles and not afterwards; TorchDynamo does not find the code of plain Inductor for it."""
-    found = []
+def test_frozen_inductor_sets_freezing_only_while_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchDynamo does not reuse the compiled code of plain Inductor."""
+    freezing = []
 
     def compile_nothing(module: torch.fx.GraphModule, inputs: object, **_: object) -> object:
-        found.append(torch._inductor.config.freezing)
+        freezing.append(torch._inductor.config.freezing)
         return module.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_nothing)
     model, x = nn.Linear(2, 3).eval().requires_grad_(False), torch.randn(4, 2)
     for name in ("inductor", "inductor_frozen"):
         torch.testing.assert_close(ENGINES[name].prepare(model, (x,))(x), model(x))
-    assert found == [False, True]
+    assert freezing == [False, True]
     assert not torch._inductor.config.freezing
 
 
 @pytest.mark.slow
 def test_frozen_inductor_freezes() -> None:
-    """Also beside plain Inductor, whose compiled code TorchDynamo must not find for it; and the setting is left as it was."""
-    model = nn.Conv2d(3, 8, 3).eval().requires_grad_(False)  # a kernel of oneDNN's alone: nothing for a C++ compiler
+    """TorchDynamo does not reuse the compiled code of plain Inductor, and the setting is restored."""
+    model = nn.Conv2d(3, 8, 3).eval().requires_grad_(False)  # needs only a oneDNN kernel, no C++ compiler
     x = torch.randn(1, 3, 8, 8)
     packed = {}
     with torch.no_grad():

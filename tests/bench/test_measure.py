@@ -1,4 +1,4 @@
-"""A measurement takes turns, notices what is wrong, and makes a row of whatever happens."""
+"""Tests of measurements: the order of calls, failures, wrong results, and the rows."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_engines_take_turns() -> None:
         return BenchEngine(name, prepare)
 
     measure(TINY, [recorder("a"), recorder("b")], BenchSettings(rounds=4, iterations_per_run=2))
-    # First calls: one checked, three more. Then rounds of one untimed and two timed calls, led by another engine each time. Then the check.
+    # First calls: one with a check, three without. Then rounds of one untimed and two timed calls, begun by alternating engines; a check.
     first_calls, rounds, last_check = order[:8], order[8:-2], order[-2:]
     assert first_calls == ["a"] * 4 + ["b"] * 4
     assert rounds == (["a"] * 3 + ["b"] * 3 + ["b"] * 3 + ["a"] * 3) * 2
     assert last_check == ["a", "b"]
 
 
-def test_rows_have_everything() -> None:
+def test_rows_have_times_phases_and_counts() -> None:
     rows = rows_of(engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_retrace"], engines.ENGINES["dynamo"], engines.ENGINES["dynamo_aot"])
     for row in rows.values():
         assert row.good, row
@@ -44,17 +44,17 @@ def test_rows_have_everything() -> None:
         assert row.wall.lower <= row.wall.median <= row.wall.upper
         assert len(row.wall_samples) == len(row.cpu_samples) == 3
         assert row.speedup == rows["eager"].wall.median / row.wall.median
-    once, again = rows["dynaxla"], rows["dynaxla_retrace"]
-    assert {"capture", "trace", "lower", "compile"} <= once.first_phases.keys()
-    assert sum(once.first_phases.values()) < once.first_call_seconds
-    assert once.traces == 0
-    assert once.call_phases.keys() == {"execute"}
-    assert again.traces == 3
-    assert {"trace", "lower", "lookup", "run"} <= again.call_phases.keys()
-    assert sum(again.call_phases.values()) <= max(again.wall_samples)
+    dynaxla, retrace = rows["dynaxla"], rows["dynaxla_retrace"]
+    assert {"capture", "trace", "lower", "compile"} <= dynaxla.first_phases.keys()
+    assert sum(dynaxla.first_phases.values()) < dynaxla.first_call_seconds
+    assert dynaxla.traces == 0
+    assert dynaxla.call_phases.keys() == {"execute"}
+    assert retrace.traces == 3
+    assert {"trace", "lower", "lookup", "run"} <= retrace.call_phases.keys()
+    assert sum(retrace.call_phases.values()) <= max(retrace.wall_samples)
 
 
-def test_a_failure_is_a_row() -> None:
+def test_failing_engine_gives_a_row_with_its_failure() -> None:
     def cannot_prepare(*_: Any) -> Any:
         raise RuntimeError("no compiler")
 
@@ -67,7 +67,7 @@ def test_a_failure_is_a_row() -> None:
     assert not any(rows[name].good or rows[name].speedup for name in ("prepare", "first", "later"))
 
 
-def test_without_eager_nothing_is_right() -> None:
+def test_failure_of_eager_mode_is_reported() -> None:
     class Broken(Tiny):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("never")
@@ -87,7 +87,7 @@ def test_without_eager_nothing_is_right() -> None:
         (lambda y: None, "NoneType, eager gives a tensor"),
     ],
 )
-def test_a_wrong_result_is_noticed(change: Callable[[torch.Tensor], Any], detail: str) -> None:
+def test_wrong_result_is_detected(change: Callable[[torch.Tensor], Any], detail: str) -> None:
     row = rows_of(wrapped("wrong", change))["wrong"]
     assert not row.good
     assert not row.failure
@@ -95,31 +95,31 @@ def test_a_wrong_result_is_noticed(change: Callable[[torch.Tensor], Any], detail
     assert detail in row.agreement.detail
 
 
-def test_a_result_kept_from_the_first_input_is_noticed() -> None:
+def test_stale_result_is_detected() -> None:
     def prepare(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
-        kept = model(*inputs)
-        return lambda *_: kept
+        result = model(*inputs)
+        return lambda *_: result
 
     assert not rows_of(BenchEngine("stale", prepare))["stale"].good
 
 
-def test_random_inputs_are_fresh() -> None:
-    seen: list[torch.Tensor] = []
+def test_randomize_input_gives_each_call_new_values() -> None:
+    inputs: list[torch.Tensor] = []
 
     def prepare(model: nn.Module, _: Any) -> Any:
         def call(x: torch.Tensor) -> Any:
-            seen.append(x)
+            inputs.append(x)
             return model(x)
 
         return call
 
     measure(TINY, [BenchEngine("fresh", prepare)], BenchSettings(rounds=3, randomize_input=True))
-    assert len({tuple(x.flatten().tolist()) for x in seen}) == len(seen)
+    assert len({tuple(x.flatten().tolist()) for x in inputs}) == len(inputs)
 
 
-def test_the_process_is_left_as_it_was() -> None:
+def test_process_settings_restores_the_number_of_threads() -> None:
     threads = torch.get_num_threads()
     with process_settings(2) as notes:
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == threads
-    assert not notes, "nothing to say unless the environment sizes XLA's pools"
+    assert not notes, "notes exist only if the environment sets the sizes of XLA's thread pools"

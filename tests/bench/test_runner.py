@@ -1,4 +1,4 @@
-"""A runner times calls alone, and errors come down to one line."""
+"""Tests of the local runner, and of the one-line form of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynaxla.bench.engines import BenchEngine
 from dynaxla.bench.runner import LocalRunner, ModelSetup, empty_caches, first_line
 
 
-def test_the_first_line_is_of_the_real_error() -> None:
+def test_first_line_of_a_wrapped_error_is_that_of_its_cause() -> None:
     def backend(*_: Any) -> Any:
         raise ValueError("\nthe reason\nmore")
 
@@ -23,27 +23,27 @@ def test_the_first_line_is_of_the_real_error() -> None:
     assert len(first_line(ValueError("x" * 1000))) == 200
 
 
-def test_time_calls_each_input_once_and_holds_garbage_collection() -> None:
-    seen: list[tuple[float, bool]] = []
-    engine = BenchEngine("seeing", lambda model, _: lambda x: seen.append((float(x), gc.isenabled())))
-    local = LocalRunner(engine, torch.nn.Identity(), (), ModelSetup())
+def test_time_calls_each_input_once_without_garbage_collection() -> None:
+    calls: list[tuple[float, bool]] = []
+    engine = BenchEngine("recording", lambda model, _: lambda x: calls.append((float(x), gc.isenabled())))
+    runner = LocalRunner(engine, torch.nn.Identity(), (), ModelSetup())
     assert gc.isenabled()
-    timing = local.time([(torch.tensor(1.0),), (torch.tensor(2.0),)])
-    assert seen == [(1.0, False), (2.0, False)]
+    timing = runner.time([(torch.tensor(1.0),), (torch.tensor(2.0),)])
+    assert calls == [(1.0, False), (2.0, False)]
     assert gc.isenabled()
     assert timing.wall_seconds > 0
-    local.close()
+    runner.close()
     with pytest.raises(RuntimeError, match="closed"):
-        local.call((torch.tensor(1.0),))
+        runner.call((torch.tensor(1.0),))
 
 
-def test_caches_are_empty_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_caches_sets_a_temporary_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (None, "/mine"):
         monkeypatch.delenv("DYNAXLA_CACHE", raising=False)
         if before is not None:
             monkeypatch.setenv("DYNAXLA_CACHE", before)
         with empty_caches():
-            inside = os.environ["DYNAXLA_CACHE"]
-            assert os.listdir(inside) == []
+            temporary = os.environ["DYNAXLA_CACHE"]
+            assert os.listdir(temporary) == []
         assert os.environ.get("DYNAXLA_CACHE") == before
-        assert not os.path.exists(inside)
+        assert not os.path.exists(temporary)

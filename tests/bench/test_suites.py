@@ -1,4 +1,4 @@
-"""Models are made of a seed, and are fit to be compared."""
+"""Tests of the models of the suites."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dynaxla.autoselect import agreement
 from dynaxla.bench import suites
 
 
-def test_weights_follow_the_seed_and_batch_norms_are_settled() -> None:
+def test_weights_depend_on_the_seed_and_batch_norms_are_calibrated() -> None:
     case = suites.choose("models", ["resnet18"])[0]
     first, same, other = (suites.make_model(case, seed, torch.float32, torch.device("cpu")) for seed in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), same.state_dict().values(), strict=True))

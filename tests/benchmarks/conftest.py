@@ -1,4 +1,4 @@
-"""The subject here is how benchmarks measure: XLA compiles quickly."""
+"""Fixture of these tests: XLA compiles quickly, because the tests check measurements rather than compiled code."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def quickly(quick_xla: None) -> None:
+def quick_compilation(quick_xla: None) -> None:
     """See quick_xla."""

@@ -1,4 +1,4 @@
-"""Functions of `to_jax` beside JAX by hand: both compute the same, and a table says how long they take."""
+"""Tests of the benchmark that compares functions of `to_jax` with handwritten JAX code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_names() -> None:
     assert list(CASES) == ["mlp", "resnet18", "gpt_block"]
 
 
-# In a process in which XLA compiles quickly: the code that it makes is not the subject.
+# Runs in a process with quick compilation by XLA: the test does not check the compiled code.
 SCRIPT = """
 import json, sys
 from benchmarks import beside_jax
@@ -35,17 +35,17 @@ for name in sys.argv[1:]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("names", [["mlp", "gpt_block"], pytest.param(["resnet18"], marks=pytest.mark.slow)], ids=" ".join)
-def test_by_hand_is_the_same(names: list[str]) -> None:
-    """The large one: `pytest -m slow tests/bench/test_beside_jax.py`."""
-    found = dict(map(json.loads, run_script(SCRIPT, names, XLA_FLAGS=quick_compilation.flags()).splitlines()))
-    assert list(found) == names
-    assert beside_jax.is_good(found)
-    for kinds in found.values():
-        assert kinds.keys() == {"inference", "gradient"}
-        assert all(item["ratio"] > 0 for item in kinds.values())
+def test_handwritten_models_give_the_same_results(names: list[str]) -> None:
+    """The large model: `pytest -m slow tests/benchmarks/test_beside_jax.py`."""
+    results = dict(map(json.loads, run_script(SCRIPT, names, XLA_FLAGS=quick_compilation.flags()).splitlines()))
+    assert list(results) == names
+    assert beside_jax.is_good(results)
+    for measured in results.values():
+        assert measured.keys() == {"inference", "gradient"}
+        assert all(item["ratio"] > 0 for item in measured.values())
 
 
-def test_another_result_is_seen() -> None:
+def test_wrong_result_is_detected() -> None:
     wrong = beside_jax._compared(jax.jit(lambda x: x), jax.jit(lambda x: 1.1 * x), (jnp.ones(3),), 0)
     assert wrong.distance == pytest.approx(0.1, rel=1e-3)
     assert not beside_jax.is_good({"wrong": {"inference": vars(wrong)}})

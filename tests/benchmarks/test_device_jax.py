@@ -1,4 +1,4 @@
-"""`python -m benchmarks device` goes on where it stopped, keeps what it has measured, and says what it was."""
+"""Tests of `python -m benchmarks device`: interrupted runs, tables and refused arguments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench-device", *arguments])
 
 
-class Double:
-    """Measures in no time: milliseconds by engine are those of `times`, or 2."""
+class FakeMeasurements:
+    """Replaces measurements. The milliseconds of an engine are those in `times`, or 2."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -57,9 +57,9 @@ class Double:
         }  # fmt: skip
 
 
-def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
-    double.times = {"lazy": 3.0, "dynaxla_retrace": 8.0, "eager": 5.0, "dynaxla_native": 1.0, "dynamo": 10.0}
+def test_interrupted_run_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    fake.times = {"lazy": 3.0, "dynaxla_retrace": 8.0, "eager": 5.0, "dynaxla_native": 1.0, "dynamo": 10.0}
     arguments = ["inference", "--models", "resnet18,alexnet", "--output", str(tmp_path)]
     first = invoke(*arguments, "--minutes", "0")
     assert first.exit_code == 1
@@ -67,33 +67,33 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert set(json.loads((tmp_path / "device.json").read_text())["inference"]) == {"resnet18"}
     second = invoke(*arguments, "--minutes", "0")
     assert second.exit_code == 0, second.output
-    assert double.asked == [("Inference", "resnet18"), ("Inference", "alexnet")]
+    assert fake.asked == [("Inference", "resnet18"), ("Inference", "alexnet")]
     text = (tmp_path / "device.md").read_text()
     assert "2026-11-23; python 3.12, torch 2.13.0, jax 0.10.2; 16 cores." in text
     assert "All 16 rows agree with the CPU's eager mode." in text
     for wall, row in ((1.0, "5 | 3 | 10 | 2 | 2 | 8 | 2 | 1"), (0.5, "2.5 | 1.5 | 5 | 1 | 1 | 4 | 1 | 0.5")):
         assert text.count(f"| {row} | 1.50 | 4.00 | 2.50 | 2.00 |") == 2, wall
     assert text.count("| 50 | 0.500 | 10.0 | 0.250 | 0.125 | 1.000 | 3.000 | 0 |") == 2
-    assert text.count("| 0.500 | 0.500 | 2.500 | 2.500 |") == 2, "capture alone, over eager mode"
+    assert text.count("| 0.500 | 0.500 | 2.500 | 2.500 |") == 2, "capture alone, relative to eager mode"
     assert text.count("| 1 | 1 | 69.0 | 69 | 69 | 100.0% | 0 |") == 2
     assert "2.7…3.3; 4.3 s" in text
     invoke(*arguments)
-    assert len(double.asked) == 2, "what was measured is measured again"
+    assert len(fake.asked) == 2, "a finished measurement ran again"
 
 
 def test_training_has_no_captured_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Double(monkeypatch)
-    done = invoke("training-sgd", "--models", "resnet18", "--output", str(tmp_path))
-    assert done.exit_code == 0, done.output
+    FakeMeasurements(monkeypatch)
+    result = invoke("training-sgd", "--models", "resnet18", "--output", str(tmp_path))
+    assert result.exit_code == 0, result.output
     text = (tmp_path / "device.md").read_text()
     assert "## Whole training steps with SGD" in text
     assert "lazy / dynaxla_step |" in text
     assert "captures" not in text
 
 
-def test_a_failing_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
-    double.failing = {"resnet18"}
+def test_failing_engine_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    fake.failing = {"resnet18"}
     assert invoke("inference", "--models", "resnet18,alexnet", "--output", str(tmp_path)).exit_code == 1
     text = (tmp_path / "device.md").read_text()
     assert "1 of 16 rows failed or disagree with eager." in text
@@ -101,7 +101,7 @@ def test_a_failing_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "the valid names are: inference, forward-backward, training-sgd"),
         (["inference", "--models", "nobody"], "the valid names are: resnet18"),
@@ -109,23 +109,23 @@ def test_a_failing_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         (["inference", "--device", "cpu"], "not of 'cpu'"),
     ],
 )
-def test_bad_requests(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    double = Double(monkeypatch)
-    done = invoke(*arguments)
-    assert done.exit_code == 2
-    assert said in done.output
-    assert not double.asked
+def test_invalid_arguments_are_refused(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not fake.asked
 
 
 @pytest.mark.thorough
 @not_in_oldest("storages that can be made without memory")
-def test_a_measurement(tmp_path: Path) -> None:
-    """Of a tiny model, in a process of its own, since enabling the device is for a process's life."""
+def test_measurement_of_a_tiny_model(tmp_path: Path) -> None:
+    """In a separate process, because a process cannot disable the device again."""
     run_script(_MEASURE, [str(tmp_path)])
-    found = json.loads((tmp_path / "device.json").read_text())
+    results = json.loads((tmp_path / "device.json").read_text())
     for name in ("inference", "forward-backward"):
         part = device_jax.PARTS[name]
-        measured = found[name]["tiny"]
+        measured = results[name]["tiny"]
         rows = measured["engines"]
         assert set(rows) == set(part.engines)
         assert all(row["good"] and 0 < row["lower"] <= row["ms"] <= row["upper"] for row in rows.values()), rows

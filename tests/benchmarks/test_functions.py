@@ -1,4 +1,4 @@
-"""Single functions on activations."""
+"""Tests of the suite of single functions on activations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def test_functions_can_be_compared(name: str) -> None:
     check_case(case)
 
 
-def test_functions_are_those_of_their_names() -> None:
-    """Along the last dimension of each row, where there are rows."""
+def test_functions_compute_what_their_names_say() -> None:
+    """Functions of rows compute along the last dimension."""
     x = torch.randn(2, 3, functions.WIDTH)
-    made = {name: make() for name, (make, _) in functions.FUNCTIONS.items()}
+    functions_by_name = {name: build() for name, (build, _) in functions.FUNCTIONS.items()}
     expected = {
         "gelu": F.gelu(x),
         "gelu_tanh": F.gelu(x, approximate="tanh"),
@@ -29,8 +29,8 @@ def test_functions_are_those_of_their_names() -> None:
         "softmax": x.softmax(-1),
         "layer_norm": F.layer_norm(x, x.shape[-1:]),
     }
-    assert made.keys() - expected.keys() == {"cross_entropy"}
+    assert functions_by_name.keys() - expected.keys() == {"cross_entropy"}
     for name, result in expected.items():
-        assert torch.equal(made[name](x), result), name
+        assert torch.equal(functions_by_name[name](x), result), name
     logits, classes = functions.logits(1, torch.Generator().manual_seed(0))
-    assert torch.equal(made["cross_entropy"](logits, classes), F.cross_entropy(logits, classes))
+    assert torch.equal(functions_by_name["cross_entropy"](logits, classes), F.cross_entropy(logits, classes))

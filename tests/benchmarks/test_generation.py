@@ -1,4 +1,4 @@
-"""One step of generation, as it is measured."""
+"""Tests of the measured models of one generation step."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from support.fakes.tiny_benchmark import check_case
     ],
     ids=lambda case: case.name,
 )
-def test_calls_can_be_compared(case: BenchCase) -> None:
+def test_generation_models_can_be_compared(case: BenchCase) -> None:
     check_case(case)
 
 
-def test_the_suite_has_the_lengths_that_it_names() -> None:
-    """And as many sequences."""
-    lengths = {case.name: case.build() for case in suites.GENERATION if case.name.startswith("layer")}
-    assert len(lengths) == 6
-    for name, layer in lengths.items():
+def test_cases_have_the_length_and_number_of_sequences_of_their_names() -> None:
+    layers = {case.name: case.build() for case in suites.GENERATION if case.name.startswith("layer")}
+    assert len(layers) == 6
+    for name, layer in layers.items():
         sequences, length = len(layer.keys), int(layer.position) + 1
         assert name == f"layer_{f'{sequences}x' * (sequences > 1)}{length}"
         assert layer.values.shape == (sequences, generation.CACHED_HEADS, length, generation.HEAD)
@@ -44,7 +43,7 @@ def test_8_bit_weights_are_close_to_the_weights() -> None:
     torch.testing.assert_close(quantized(x), linear(x), atol=0.02, rtol=0)
 
 
-def test_a_token_is_written_and_attended_to() -> None:
+def test_layer_writes_the_new_key_to_the_cache() -> None:
     layer = generation.Attention(5).requires_grad_(False)
     keys, x = layer.keys.clone(), torch.randn(1, 1, generation.WIDTH)
     layer(x)
@@ -52,6 +51,6 @@ def test_a_token_is_written_and_attended_to() -> None:
     torch.testing.assert_close(layer.keys, torch.cat([keys[:, :, :-1], new], 2))
 
 
-def test_reading_takes_longer_the_more_there_is() -> None:
-    one, three = (generation.reading_ms(torch.nn.Linear(count * 1024, 1024), rounds=3) for count in (1, 64))
-    assert 0 < one < three
+def test_time_of_reading_grows_with_the_number_of_weights() -> None:
+    short, long = (generation.reading_ms(torch.nn.Linear(count * 1024, 1024), rounds=3) for count in (1, 64))
+    assert 0 < short < long

@@ -1,4 +1,4 @@
-"""`python -m benchmarks gpu` goes on where it stopped, and keeps what it has measured. The device is the CPU here, or a double measures."""
+"""Tests of `python -m benchmarks gpu`: interrupted runs and tables. Measurements are replaced, and the device is the CPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench-gpu", *arguments, "--device", "cpu", "--jobs", "1"])
 
 
-class Double:
-    """Measures in no time what it has a result for; None where there is none in time."""
+class FakeMeasurements:
+    """Replaces measurements. Returns None for models in `late`, as if the time were not sufficient."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -55,38 +55,38 @@ class Double:
         return {"environment": ENVIRONMENT, "engines": rows}
 
 
-def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
-    double.late = {"alexnet"}
+def test_interrupted_run_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    fake.late = {"alexnet"}
     arguments = [PART, "--models", "resnet18,alexnet,vgg16", "--output", str(tmp_path)]
     first = invoke(*arguments)
     assert first.exit_code == 1
     assert "2 measurements are left" in first.output
     assert set(json.loads((tmp_path / "gpu.json").read_text())[PART]) == {"resnet18"}
     assert "| resnet18 | 2 | 2 | 2 | 1.00 | 1.00 |" in (tmp_path / "gpu.md").read_text()
-    double.late = set()
+    fake.late = set()
     second = invoke(*arguments)
     assert second.exit_code == 0, second.output
-    assert double.asked == [(PART, model) for model in ("resnet18", "alexnet", "alexnet", "vgg16")]
+    assert fake.asked == [(PART, model) for model in ("resnet18", "alexnet", "alexnet", "vgg16")]
     assert (tmp_path / "gpu.md").read_text().count("| 4.3 | 4.3 | 4.3 | 5 | 5 | 5 |") == 3
     invoke(*arguments)
-    assert len(double.asked) == 4, "what was measured is measured again"
+    assert len(fake.asked) == 4, "a finished measurement ran again"
 
 
 @pytest.mark.thorough
-def test_rows_compile_side_by_side_and_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A model that still compiles when the time is nearly over is stopped, and left for another call."""
+def test_rows_compile_in_parallel_and_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model that is still compiling near the end of the time is stopped, and left for the next run."""
     timed: list[str] = []
     lock = threading.Lock()
 
     def times(part: str, model: str, *rest: Any) -> dict[str, Any] | None:
         turn = rest[-1]
-        if model == "alexnet":  # compiles for ever
+        if model == "alexnet":  # never ends compiling
             while not turn.is_stopped:
                 time.sleep(0.01)
             return None
         turn.wait()
-        assert lock.acquire(blocking=False), "two are timed at once"
+        assert lock.acquire(blocking=False), "two models are timed at the same time"
         timed.append(model)
         time.sleep(0.3)
         lock.release()
@@ -97,53 +97,53 @@ def test_rows_compile_side_by_side_and_are_timed_in_turns(monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu, "_AFTER_ROUNDS", 1.0)
     models = ("resnet18", "alexnet", "vgg16")
     arguments = [PART, "--models", ",".join(models), "--output", str(tmp_path), "--seconds", "0", "--minutes", "0.1", "--jobs", "3"]
-    done = CliRunner().invoke(app, ["bench-gpu", *arguments, "--device", "cpu"])
-    assert "1 measurements are left" in done.output
+    result = CliRunner().invoke(app, ["bench-gpu", *arguments, "--device", "cpu"])
+    assert "1 measurements are left" in result.output
     assert timed == ["resnet18", "vgg16"]
     assert set(json.loads((tmp_path / "gpu.json").read_text())[PART]) == set(timed)
 
 
-def test_times_are_kept_though_no_time_is_left_for_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
-    double.no_time_for_memory = True
+def test_times_are_stored_if_no_time_is_left_for_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    fake.no_time_for_memory = True
     arguments = [PART, "--models", "resnet18,vgg16", "--output", str(tmp_path)]
     assert invoke(*arguments).exit_code == 1
     assert (tmp_path / "gpu.md").read_text().count("| 4.3 | 4.3 | 4.3 | - | - | - |") == 2
-    double.no_time_for_memory = False
+    fake.no_time_for_memory = False
     assert invoke(*arguments).exit_code == 0
-    assert double.asked == [(PART, "resnet18"), (PART, "vgg16")]
-    assert double.memory_of == [(model, engine) for model in ("resnet18", "vgg16") for engine in PARTS[PART].engines]
+    assert fake.asked == [(PART, "resnet18"), (PART, "vgg16")]
+    assert fake.memory_of == [(model, engine) for model in ("resnet18", "vgg16") for engine in PARTS[PART].engines]
 
 
 @pytest.mark.thorough
-def test_what_people_ask_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
+def test_most_requested_measurements_run_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
     assert invoke("--models", "bert_base,gpt_block,resnet50,vgg16", "--output", str(tmp_path)).exit_code == 0
-    assert double.asked[: len(FIRST)] == FIRST
-    assert len(double.asked) == len(set(double.asked)) == 4 * len(PARTS)
+    assert fake.asked[: len(FIRST)] == FIRST
+    assert len(fake.asked) == len(set(fake.asked)) == 4 * len(PARTS)
 
 
-def test_what_never_fits_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
-    double.late = {"alexnet"}
+def test_model_that_exceeds_the_full_time_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    fake.late = {"alexnet"}
     arguments = [PART, "--models", "alexnet,vgg16", "--minutes", "3", "--output", str(tmp_path)]
     assert invoke(*arguments).exit_code == 1
     assert "not done in 3 minutes" in (tmp_path / "gpu.md").read_text()
     assert invoke(*arguments).exit_code == 1
-    assert double.asked[-1] == (PART, "vgg16")
+    assert fake.asked[-1] == (PART, "vgg16")
     assert set(json.loads((tmp_path / "gpu.json").read_text())[PART]) == {"alexnet", "vgg16"}
 
 
-def test_a_failing_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    double = Double(monkeypatch)
-    double.failing = {"resnet18"}
+def test_failing_engine_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeMeasurements(monkeypatch)
+    fake.failing = {"resnet18"}
     assert invoke(PART, "--models", "resnet18", "--output", str(tmp_path)).exit_code == 1
     text = (tmp_path / "gpu.md").read_text()
     assert "| resnet18 | 2 | 2 | failed: out of luck | - | - |" in text
     assert "| resnet18 | 4.3 | 4.3 | - | 5 | 5 | - |" in text
 
 
-def test_tables_of_several_days() -> None:
+def test_tables_list_each_date_and_machine_once() -> None:
     def measured(**changed: str) -> dict[str, Any]:
         return {"environment": {**ENVIRONMENT, **changed}, "engines": {}}
 
@@ -155,8 +155,8 @@ def test_tables_of_several_days() -> None:
     }
     text = gpu.as_markdown({PART: {**models, "e": {"environment": {}, "engines": {}}}})
     machine = "python 3.12, torch 2.11.0; {}; 16 cores."
-    found = [line for line in text.splitlines() if line.startswith("2026")]
-    assert found == [
+    environments = [line for line in text.splitlines() if line.startswith("2026")]
+    assert environments == [
         f"2026-11-23; {machine.format('H100')}",
         f"2026-11-23; {machine.format('H200')}",
         f"2026-11-24; {machine.format('H100')}",
@@ -164,21 +164,21 @@ def test_tables_of_several_days() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "the valid names are: float32-batch1"),
         ([PART, "--models", "nobody"], "the valid names are: resnet18"),
         ([PART, "--output", "/dev/null/x"], "cannot write"),
     ],
 )
-def test_bad_requests(arguments: list[str], said: str) -> None:
-    done = invoke(*arguments)
-    assert done.exit_code == 2
-    assert said in done.output
+def test_invalid_arguments_are_refused(arguments: list[str], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_is_needed(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["bench-gpu", PART, "--output", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "the number of CUDA devices that torch finds is 0" in done.output
+def test_missing_gpu_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench-gpu", PART, "--output", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "the number of CUDA devices that torch finds is 0" in result.output

@@ -1,4 +1,4 @@
-"""The overhead measurement: every way is timed, and the bare executable is the cheapest."""
+"""Tests of the measurement of the overhead of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynaxla import cli
 
 
 @pytest.mark.thorough
-def test_every_way_of_calling_is_measured() -> None:
+def test_all_ways_of_calling_are_measured() -> None:
     result = measure(layers=3, rounds=3, calls=10)
     assert set(result.median) == {"eager", "inductor", "dynaxla", "capture", "program", "executable"}
     assert result.inputs == 7, "three weights, three biases, the activation"
@@ -21,8 +21,8 @@ def test_every_way_of_calling_is_measured() -> None:
 
 
 @pytest.mark.parametrize(("microseconds", "code"), [(31.2, 0), (31.3, 1)])
-def test_more_than_is_allowed_beyond_the_executable_is_an_error(microseconds: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the medians, and in any of the perceptrons."""
+def test_overhead_above_the_limit_is_an_error(microseconds: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of each perceptron is compared with the limit."""
 
     def measured(layers: int, *_: int) -> Overhead:
         median = {"inductor": 5.0, "dynaxla": 5.0, "program": microseconds if layers == 3 else 0.0, "executable": 0.0}

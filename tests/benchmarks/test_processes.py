@@ -1,4 +1,4 @@
-"""A runner in another process gives the same results as one in this process, and measures its memory."""
+"""Tests of a runner in another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynaxla.bench.runner import ModelSetup, RemoteError, first_line
 
 
 @pytest.mark.thorough
-def test_another_process_gives_the_same_results_and_its_memory() -> None:
+def test_remote_runner_gives_the_local_results_and_measures_memory() -> None:
     case = suites.choose("breaks", ["branch"])[0]
     placement = ModelSetup()
     inputs = placement.inputs(case, torch.Generator().manual_seed(3))

@@ -1,4 +1,4 @@
-"""The table of single ops."""
+"""Tests of the benchmark of single ops."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ SMALL = {
 }
 
 
-def test_rows_are_what_is_promised() -> None:
+def test_cases_have_the_documented_number_and_unique_names() -> None:
     assert len(CASES) >= 250
     assert len({case.entry for case in CASES.values()}) >= 250
     assert sum(case.dtype == torch.bfloat16 for case in CASES.values()) >= 15
     assert [name for name, case in CASES.items() if name != case.name] == []
-    assert len(CASES) == len(list(single_op_cases._cases())), "no two have one name"
+    assert len(CASES) == len(list(single_op_cases._cases())), "two cases have the same name"
 
 
 @pytest.mark.thorough
-def test_what_is_left_out_has_a_reason() -> None:
-    found = left_out({case.entry for case in CASES.values()})
-    assert found.get("no reason") is None
-    assert "nonzero" in found["the size of the result depends on values"]
+def test_ops_without_a_case_have_a_reason() -> None:
+    reasons = left_out({case.entry for case in CASES.values()})
+    assert reasons.get("no reason") is None
+    assert "nonzero" in reasons["the size of the result depends on values"]
 
 
 @pytest.mark.thorough
-def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_ops, "CASES", SMALL)
     monkeypatch.setattr(single_ops, "left_out", lambda known: {"random numbers": ["rand"]})
     assert not single_ops.write(tmp_path, ["sine", "rows", "wrong", "failing"], 0.001)
@@ -56,9 +56,9 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ratios() -> None:
-    behind = asdict(single_ops.Measured(2.0, 5.0, 1.0, 4.0, 3.0, 1.0, aot_eager=1.5))
-    assert single_ops.ratios(behind) == (2.0, 2.5, 0.5)
-    assert single_ops._summary({"sine, forward": behind})[-1] == "| forward | 1 | 2.00 | 2.50 | 1 | 1 | 1 | 0 |"
-    ahead = asdict(single_ops.Measured(2.0, 2.5, 0.5, 2.0, 2.5, 0.5))
-    assert single_ops._summary({"sine, forward": behind, "abs, forward": ahead})[-1] == "| forward | 2 | 1.41 | 1.77 | 1 | 1 | 1 | 0 |"
-    assert single_ops._around(ahead) == ""
+    slower = asdict(single_ops.Measured(2.0, 5.0, 1.0, 4.0, 3.0, 1.0, aot_eager=1.5))
+    assert single_ops.ratios(slower) == (2.0, 2.5, 0.5)
+    assert single_ops._summary({"sine, forward": slower})[-1] == "| forward | 1 | 2.00 | 2.50 | 1 | 1 | 1 | 0 |"
+    faster = asdict(single_ops.Measured(2.0, 2.5, 0.5, 2.0, 2.5, 0.5))
+    assert single_ops._summary({"sine, forward": slower, "abs, forward": faster})[-1] == "| forward | 2 | 1.41 | 1.77 | 1 | 1 | 1 | 0 |"
+    assert single_ops._around(faster) == ""

@@ -1,4 +1,4 @@
-"""Models so small that a call's overhead shows."""
+"""Tests of the suite of models that are so small that the overhead of calls shows."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def test_small_models_can_be_compared(case: suites.BenchCase) -> None:
     check_case(case)
 
 
-def test_an_mlp_has_the_layers_it_is_asked_for() -> None:
+def test_mlp_has_the_requested_number_of_layers() -> None:
     assert len(small.mlp(3)) == 6
     assert sum(parameter.numel() for parameter in small.mlp(3).parameters()) == 3 * small.WIDTH * (small.WIDTH + 1)
 
 
-def test_the_loop_is_the_lstm_and_the_attention_is_torchs() -> None:
+def test_lstm_loop_and_attention_equal_torchs_modules() -> None:
     loop, attention, x = small.LstmLoop(), small.Attention(), torch.randn(2, 5, small.WIDTH)
-    whole = torch.nn.LSTM(small.WIDTH, small.WIDTH, batch_first=True)
-    whole.load_state_dict({f"{name}_l0": value for name, value in loop.cell.state_dict().items()})
-    torch.testing.assert_close(loop(x), whole(x)[0][:, -1])
-    torchs = torch.nn.MultiheadAttention(small.WIDTH, 4, batch_first=True)
-    torchs.load_state_dict(
+    lstm = torch.nn.LSTM(small.WIDTH, small.WIDTH, batch_first=True)
+    lstm.load_state_dict({f"{name}_l0": value for name, value in loop.cell.state_dict().items()})
+    torch.testing.assert_close(loop(x), lstm(x)[0][:, -1])
+    torch_attention = torch.nn.MultiheadAttention(small.WIDTH, 4, batch_first=True)
+    torch_attention.load_state_dict(
         {
             "in_proj_weight": attention.into.weight,
             "in_proj_bias": attention.into.bias,
@@ -33,4 +33,4 @@ def test_the_loop_is_the_lstm_and_the_attention_is_torchs() -> None:
             "out_proj.bias": attention.out.bias,
         }
     )
-    torch.testing.assert_close(attention(x), torchs(x, x, x, need_weights=False)[0])
+    torch.testing.assert_close(attention(x), torch_attention(x, x, x, need_weights=False)[0])

@@ -1,12 +1,12 @@
-"""Tables of times. test_cpu.py and test_gpu.py have them whole."""
+"""Tests of tables of times. test_cpu.py and test_gpu.py have whole tables."""
 
 from __future__ import annotations
 
 from benchmarks import tables
 
 
-def test_times_and_ratios() -> None:
-    """The other engine's time over the last one's; a failure is shown and left out of the means."""
+def test_table_of_times_and_ratios() -> None:
+    """Ratios are another engine's time over the last engine's. A failure is in the table, but not in the means."""
     good = {"eager": {"good": True, "ms": 8.0}, "mine": {"good": True, "ms": 2.0}}
     failed = {"eager": {"good": True, "ms": 1.0}, "mine": {"good": False, "failure": "no luck", "ms": 1.0}}
     slow = {"eager": {"good": True, "ms": 1.0}, "mine": {"good": True, "ms": 1.0}}

@@ -1,4 +1,4 @@
-"""What depends on where tensors lie."""
+"""Tests of buffers/addresses.py: addresses and alignment of tensors, and arrays that alias their memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dynaxla.buffers.addresses import address_snapshot, element_distance, import
 from dynaxla.runtime import clients, private
 
 
-@pytest.mark.parametrize("way", [contextlib.nullcontext, private.force_public], ids=["fast", "public"])
-def test_alias_reads_updates_and_holds_nothing(way: type[contextlib.AbstractContextManager[None]]) -> None:
-    with way():
+@pytest.mark.parametrize("entry_points", [contextlib.nullcontext, private.force_public], ids=["fast", "public"])
+def test_alias_reads_updates(entry_points: type[contextlib.AbstractContextManager[None]]) -> None:
+    with entry_points():
         device = clients.cpu_device()
         tensor = torch.arange(12.0).view(3, 4)
         array = import_alias(tensor, (3, 4), (4, 1), device)
@@ -27,7 +27,7 @@ def test_alias_reads_updates_and_holds_nothing(way: type[contextlib.AbstractCont
         assert import_alias(parameter, (16,), (1,), device).unsafe_buffer_pointer() == parameter.data_ptr()
 
 
-def test_an_alias_does_not_keep_memory_alive() -> None:
+def test_alias_does_not_keep_memory_alive() -> None:
     tensor = torch.arange(16.0)
     reference = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
     array = import_alias(tensor, (16,), (1,), clients.cpu_device())
@@ -36,7 +36,7 @@ def test_an_alias_does_not_keep_memory_alive() -> None:
     del array
 
 
-def test_places() -> None:
+def test_address_snapshot() -> None:
     one, other = torch.zeros(4), torch.zeros(4)
     before = address_snapshot([one, other])
     one.add_(1)
@@ -45,7 +45,7 @@ def test_places() -> None:
     assert address_snapshot([one[1:], other]) != before
 
 
-def test_states() -> None:
+def test_tensor_snapshot() -> None:
     one = torch.zeros(4)
     before = tensor_snapshot([one])
     assert tensor_snapshot([one]) == before
@@ -53,8 +53,8 @@ def test_states() -> None:
     one.add_(1)
     assert tensor_snapshot([one]) != before
     with torch.inference_mode():
-        made = torch.zeros(4)
-    assert tensor_snapshot([made]) == tensor_snapshot([made])
+        inference_tensor = torch.zeros(4)
+    assert tensor_snapshot([inference_tensor]) == tensor_snapshot([inference_tensor])
 
 
 def test_alignment() -> None:
@@ -64,7 +64,7 @@ def test_alignment() -> None:
     assert not is_aligned(memory[4:])
 
 
-def test_one_within_another() -> None:
+def test_distances_within_a_tensor() -> None:
     memory = torch.arange(24.0)
     block = memory[2:14].view(3, 4)
     assert element_distance(block, block[1, 2:]) == 6

@@ -1,4 +1,4 @@
-"""Which buffers are for which device."""
+"""Tests of buffers/device_kinds.py: the kind of buffers for each device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dynaxla.runtime import clients, devices
 from support import internals
 
 
-def test_torchs_own_memory_needs_no_kind() -> None:
+def test_torchs_own_devices_have_no_kind() -> None:
     assert device_kinds.kind_of("cpu") is None
     assert device_kinds.kind_of("cuda") is None
     assert not devices.is_in_xla(torch.device("cpu"))
 
 
-def test_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_device(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.no_other_devices(monkeypatch)
     kind: Any = object()
     device_kinds.register("meta", kind)

@@ -1,4 +1,4 @@
-"""torch's own memory as a graph's memory: what a program takes and gives, and which tensors a call returns."""
+"""Tests of buffers/native.py: a program's arguments and results in torch's memory, and the tensors that a call returns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def buffers_of(
     function: Callable[..., Any],
     inputs: list[torch.Tensor],
     phase: Phase = "inference",
-    given: list[Any] | None = None,
+    example_args: list[Any] | None = None,
     descriptions: list[Any] | None = None,
     device: str = "cpu",
 ) -> NativeBuffers:
@@ -35,12 +35,12 @@ def buffers_of(
         module.graph.output_node().meta["desc"] = descriptions
         for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
             node.meta["desc"] = descriptors.PlainAOTInput(index)
-    place = GraphDevice(torch.device(device), clients.cpu_device())
-    args = inputs if given is None else given
-    return NativeBuffers(Interpreter(module, device), SymbolValues(), args, frozenset(), phase, place, reorders=True)
+    graph_device = GraphDevice(torch.device(device), clients.cpu_device())
+    args = inputs if example_args is None else example_args
+    return NativeBuffers(Interpreter(module, device), SymbolValues(), args, frozenset(), phase, graph_device, reorders=True)
 
 
-def test_a_program_takes_what_it_reads_in_memory_order() -> None:
+def test_arguments_are_the_inputs_that_are_read_in_memory_order() -> None:
     inputs = [torch.zeros(2, 3).t(), torch.zeros(5), torch.zeros(0, 4), torch.zeros(7), torch.zeros(3, dtype=torch.int64)]
     buffers = buffers_of(lambda x, unread, empty, shown, y: [x * y[:, None], empty + 1, shown[1:]], inputs)
     assert [(aval.shape, str(aval.dtype)) for aval in buffers.avals()] == [((2, 3), "float32"), ((3,), "int64")]
@@ -52,11 +52,11 @@ def test_a_program_takes_what_it_reads_in_memory_order() -> None:
     assert np.array_equal(unpacked[4], y)
     args = list(inputs)
     taken = buffers.bind(()).take(args)
-    assert [id(tensor) for tensor in taken] == [id(inputs[index]) for index in (0, 4, 3)], "what is only returned stands last"
+    assert [id(tensor) for tensor in taken] == [id(inputs[index]) for index in (0, 4, 3)], "inputs that are only returned come last"
     assert args == [], "a caller's list must not keep tensors alive"
 
 
-def test_a_program_that_draws_takes_a_seed_first() -> None:
+def test_first_argument_of_a_random_program_is_the_seed() -> None:
     x = torch.zeros(3)
     buffers = buffers_of(lambda x: [torch.rand_like(x)], [x])
     assert [(aval.shape, str(aval.dtype)) for aval in buffers.avals()] == [((2,), "int32"), ((3,), "float32")]
@@ -70,7 +70,7 @@ def test_a_program_that_draws_takes_a_seed_first() -> None:
     assert key is not None
 
 
-def test_which_tensors_a_call_returns() -> None:
+def test_tensors_that_a_call_returns() -> None:
     def function(x: torch.Tensor) -> list[Any]:
         y = x + 1
         return [y, y, y.view(2, 3), y.t(), x, x, x[0], None, 7, (y * 2)[:0]]
@@ -81,7 +81,7 @@ def test_which_tensors_a_call_returns() -> None:
     y, again, viewed, transposed, same, same_again, row, none, seven, empty = buffers.bind(()).outputs([result], [x])
     assert y is again is result
     assert same is same_again is x
-    assert viewed is not result, "two tensors in eager mode"
+    assert viewed is not result, "in eager mode, these are two tensors"
     assert viewed.data_ptr() == result.data_ptr()
     assert transposed is not result
     assert transposed.data_ptr() == result.data_ptr()
@@ -92,13 +92,13 @@ def test_which_tensors_a_call_returns() -> None:
     assert empty.shape == (0, 3)
 
 
-def test_numbers_are_those_of_the_call() -> None:
+def test_numbers_in_results_are_those_of_the_call() -> None:
     module = make_fx(lambda x: [x + 1, x.shape[0] * 2], tracing_mode="symbolic")(torch.zeros(5, 3))
     symbols = {size.node.expr: 4 for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[:1]}
     rest = {size.node.expr: 3 for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[1:]}
-    place = GraphDevice(torch.device("cpu"), clients.cpu_device())
+    graph_device = GraphDevice(torch.device("cpu"), clients.cpu_device())
     values = SymbolValues(symbols | rest)
-    buffers = NativeBuffers(Interpreter(module, "cpu"), values, [torch.zeros(4, 3)], frozenset(), "inference", place, reorders=False)
+    buffers = NativeBuffers(Interpreter(module, "cpu"), values, [torch.zeros(4, 3)], frozenset(), "inference", graph_device, reorders=False)
     assert [aval.shape for aval in buffers.avals()] == [(4, 3)]
     (number,) = buffers.numbers
     assert values.integer(number.meta["val"]) == 8
@@ -106,37 +106,39 @@ def test_numbers_are_those_of_the_call() -> None:
     assert buffers.bind((8,)).outputs([result], []) == [result, 8]
 
 
-def test_what_is_saved_may_lie_in_another_order_and_is_told_so() -> None:
-    saved, shown = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
-    buffers = buffers_of(lambda x: [x + 1, x * 2], [torch.zeros(2, 3)], "forward", descriptions=[shown, saved])
+def test_saved_values_may_have_another_layout() -> None:
+    saved, plain = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
+    buffers = buffers_of(lambda x: [x + 1, x * 2], [torch.zeros(2, 3)], "forward", descriptions=[plain, saved])
     assert list(buffers.free_results) == [1]
     ordered = buffers.with_result_orders({1: (1, 0)})
     assert [output.stride for output in ordered._outputs if isinstance(output, FromBuffer)] == [(3, 1), (1, 2)]
-    assert [output.stride for output in buffers._outputs if isinstance(output, FromBuffer)] == [(3, 1), (3, 1)], "the first is as it was"
+    assert [output.stride for output in buffers._outputs if isinstance(output, FromBuffer)] == [(3, 1), (3, 1)], "the original is unchanged"
     assert ordered.facts != buffers.facts
-    value = jnp.arange(6.0).reshape(3, 2)  # as the program has it: in the order that was said
+    value = jnp.arange(6.0).reshape(3, 2)  # as the program returns it: in the chosen order
     assert np.array_equal(ordered.pack([value.T, value])[1], value)
     result = torch.arange(6.0).view(3, 2)
     assert torch.equal(ordered.bind(()).outputs([torch.zeros(2, 3), result], [])[1], result.t())
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["in another order", "with gaps"])
-def test_a_backward_program_is_for_the_strides_that_it_gets(whole: bool) -> None:
-    given = torch.randn(3, 2).t() if whole else torch.randn(2, 6)[:, ::2]
-    buffers = buffers_of(lambda saved, gradient: [saved * 2, gradient], [torch.zeros(2, 3), torch.zeros(2, 3)], "backward", [given, given])
-    assert buffers.specs[0].stride == (given.stride() if whole else (3, 1))
-    assert buffers.specs[1].stride == (3, 1), "what is returned has the strides of the graph"
-    returned = buffers.bind(()).outputs([torch.zeros(2, 3)], [given, given])[1]
+@pytest.mark.parametrize("dense", [True, False], ids=["in another order", "with gaps"])
+def test_backward_program_has_the_strides_of_its_inputs(dense: bool) -> None:
+    saved_tensor = torch.randn(3, 2).t() if dense else torch.randn(2, 6)[:, ::2]
+    buffers = buffers_of(
+        lambda saved, gradient: [saved * 2, gradient], [torch.zeros(2, 3), torch.zeros(2, 3)], "backward", [saved_tensor, saved_tensor]
+    )
+    assert buffers.specs[0].stride == (saved_tensor.stride() if dense else (3, 1))
+    assert buffers.specs[1].stride == (3, 1), "returned inputs have the strides of the graph"
+    returned = buffers.bind(()).outputs([torch.zeros(2, 3)], [saved_tensor, saved_tensor])[1]
     assert returned.stride() == (3, 1)
-    assert torch.equal(returned, given)
+    assert torch.equal(returned, saved_tensor)
 
 
-def test_a_program_of_a_gpu_has_an_argument_and_a_result_that_order_it() -> None:
+def test_gpu_program_has_at_least_one_argument_and_result() -> None:
     x = torch.zeros(3)
     on_gpu, on_cpu = (buffers_of(lambda x: [x], [x], device=device) for device in ("cuda", "cpu"))
     assert [(aval.shape, str(aval.dtype)) for aval in on_gpu.avals()] == [((2,), "int32")]
     assert on_cpu.avals() == []
-    assert on_gpu.unpack([jnp.zeros(2, jnp.int32)])[1] is None, "it draws nothing"
+    assert on_gpu.unpack([jnp.zeros(2, jnp.int32)])[1] is None, "no random key"
     (only,) = on_gpu.pack([])
     assert (only.shape, str(only.dtype)) == ((), "int32")
     assert on_cpu.pack([]) == []
@@ -148,23 +150,23 @@ def _write(position: int) -> Any:
     return descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(position))
 
 
-def test_what_will_be_written_to_an_input_is_its_old_value_if_a_check_has_failed() -> None:
+def test_failed_check_writes_the_old_value_of_an_input() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
         return [x * 2, y + 1]
 
     inputs = [torch.zeros(2, 3).t(), torch.zeros(3)]
-    shown = descriptors.PlainAOTOutput(0)
-    buffers = buffers_of(function, inputs, descriptions=[_write(0), shown], device="cuda")
+    plain = descriptors.PlainAOTOutput(0)
+    buffers = buffers_of(function, inputs, descriptions=[_write(0), plain], device="cuda")
     new, old = [jnp.ones((3, 2)), jnp.ones(3)], [jnp.full((3, 2), 5.0), jnp.full(3, 5.0)]
     for code, written in ((2, 1), (0, 5), (1, 5)):
         results = buffers.protect_inputs(new, old, jnp.int32(code), 2)
         assert [float(array.min()) for array in results] == [written, 1]
     assert buffers.protect_inputs(new, old, jnp.int32(0), 2)[1] is new[1]
-    on_cpu = buffers_of(function, inputs, descriptions=[_write(0), shown])
-    assert on_cpu.protect_inputs(new, old, jnp.int32(0), 2)[0] is new[0], "there the call looks before anything is written"
+    on_cpu = buffers_of(function, inputs, descriptions=[_write(0), plain])
+    assert on_cpu.protect_inputs(new, old, jnp.int32(0), 2)[0] is new[0], "on the CPU, the call reads the checks before any write"
 
 
-def test_an_input_is_passed_for_its_old_value_alone() -> None:
+def test_input_is_an_argument_if_only_its_old_value_is_needed() -> None:
     buffers = buffers_of(lambda x, y: [y + 1], [torch.zeros(3), torch.zeros(3)], descriptions=[_write(0)], device="cuda")
     assert len(buffers.avals()) == 3
     assert len(buffers_of(lambda x, y: [y + 1], [torch.zeros(3), torch.zeros(3)], descriptions=[_write(0)]).avals()) == 1
@@ -176,7 +178,7 @@ WRITES: dict[str, tuple[Callable[..., list[Any]], list[Any], bool]] = {
     "another input": (lambda x, y: [y], [_write(0)], True),
     "itself": (lambda x, y: [x], [_write(0)], False),
     "another shape": (lambda x, y: [(x + y)[:2]], [_write(0)], True),
-    "a part of what else is given": (
+    "a part of another result": (
         lambda x, y: [(total := torch.cat([x, y]))[:3], total],
         [_write(0), descriptors.PlainAOTOutput(0)],
         True,
@@ -187,36 +189,36 @@ WRITES: dict[str, tuple[Callable[..., list[Any]], list[Any], bool]] = {
 
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_call_waits_where_the_program_cannot_guard_what_is_written(case: str, device: str) -> None:
+def test_call_waits_if_the_program_cannot_guard_its_writes(case: str, device: str) -> None:
     function, descriptions, waits = WRITES[case]
     buffers = buffers_of(function, [torch.zeros(3), torch.zeros(3)], descriptions=descriptions, device=device)
     assert buffers.bind(())._waits_for_checks is (waits and device == "cuda")
 
 
-def test_inputs_that_may_come_in_any_order() -> None:
-    """An open one is an array in its own shape until its order is chosen; one that has an order crosses in that order."""
+def test_open_inputs() -> None:
+    """An open input is an array of its own shape until its order is chosen. Afterwards it has the chosen order."""
     inputs = [torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(5), torch.zeros(6, 7)]
     module = make_fx(lambda x, y, z, unread: [torch.rand_like(x) + x, y + 1, z + 1], tracing_mode="fake")(*inputs)
-    place, open_inputs = GraphDevice(torch.device("cpu"), clients.cpu_device()), OpenLayouts([1, 2, 3])
+    graph_device, open_inputs = GraphDevice(torch.device("cpu"), clients.cpu_device()), OpenLayouts([1, 2, 3])
 
-    def made() -> NativeBuffers:
+    def new_buffers() -> NativeBuffers:
         return NativeBuffers(
-            Interpreter(module, "cpu"), SymbolValues(), inputs, frozenset(), "inference", place, False, open_inputs=open_inputs
+            Interpreter(module, "cpu"), SymbolValues(), inputs, frozenset(), "inference", graph_device, False, open_inputs=open_inputs
         )
 
-    buffers = made()
-    assert buffers.open_inputs == {2: 1}, "behind the seed and x; a vector has one order, and the last is not read"
+    buffers = new_buffers()
+    assert buffers.open_inputs == {2: 1}, "after the seed and x; a vector has only one order, and the last input is not read"
     assert [aval.shape for aval in buffers.avals()[1:]] == [(2, 3), (3, 4), (5,)]
     (_, y, _) = buffers.with_input_orders({2: (1, 0)}).bind(()).arguments.parameters
     assert (y.stride, y.is_unpacked, y.array_shape_and_strides) == ((1, 3), True, ((3, 4), (1, 3)))
     open_inputs.orders = {1: (1, 0)}
-    chosen = made()
+    chosen = new_buffers()
     assert chosen.open_inputs == {}
     assert [aval.shape for aval in chosen.avals()[1:]] == [(2, 3), (4, 3), (5,)]
 
 
-def test_views_in_another_dtype_of_what_has_been_written() -> None:
-    """Under symbolic sizes AOTAutograd makes them of the inputs, by what it finds to be views of what."""
+def test_views_of_another_dtype_of_a_written_input() -> None:
+    """With symbolic sizes, AOTAutograd creates these views from the inputs."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         z, numbers = x.mul_(2).view_as(x), y.mul_(2).view_as(y)
@@ -233,7 +235,7 @@ def test_views_in_another_dtype_of_what_has_been_written() -> None:
         lambda x: torch.ops.aten._unsafe_view(x, [2, 6]),
     ],
 )
-def test_views_that_autograd_takes_for_tensors_of_their_own(view: Callable[..., Any]) -> None:
+def test_views_that_autograd_does_not_track(view: Callable[..., Any]) -> None:
     x = torch.randn(4, 3, requires_grad=True)
     with torch.no_grad():
         check(view, x)

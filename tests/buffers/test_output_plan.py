@@ -1,4 +1,4 @@
-"""In whose memory each of a graph's results lies."""
+"""Tests of buffers/output_plan.py: the memory in which each result of a graph is."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def planned(graph: torch.fx.Graph) -> tuple[list[Output], list[Buffer]]:
     return plan_outputs(graph.find_nodes(op="placeholder"), graph.output_node().args[0], Storages(graph), SymbolValues())
 
 
-def of_one(x: torch.Tensor) -> list[Any]:
+def several_views(x: torch.Tensor) -> list[Any]:
     y = x + 1
     return [y, y.t(), y[1:], y]
 
 
 X, Z = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.complex64)
-# What is returned; what each output is; the shapes of the buffers.
+# The function, its input, the expected outputs, and the shapes of the expected buffers.
 CASES: dict[str, tuple[Callable[[torch.Tensor], list[Any]], torch.Tensor, list[Output], list[tuple[int, ...]]]] = {
     "the input": (lambda x: [x], X, [FromInput(0, (2, 3), (3, 1), 0, F32, True)], []),
     "views of the input": (
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], list[Any]], torch.Tensor, list[O
         [FromInput(0, (1, 3), (3, 1), 3, F32, False), FromInput(0, (2, 12), (12, 1), 0, torch.uint8, False)],
         [],
     ),
-    "the input in other eyes": (
+    "the input as another dtype": (
         lambda x: [x.view(torch.int32)[1:], x.view(torch.uint8)],
         X,
         [FromInput(0, (1, 3), (3, 1), 3, torch.int32, False), FromInput(0, (2, 12), (12, 1), 0, torch.uint8, False)],
@@ -67,8 +67,8 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], list[Any]], torch.Tensor, list[O
         [FromBuffer(0, (2, 3), (3, 1), 0, F32, CPU), FromBuffer(1, (3,), (1,), 0, F32, CPU)],
         [(2, 3), (3,)],
     ),
-    "several on one memory": (
-        of_one,
+    "several with one memory": (
+        several_views,
         X,
         [
             FromBuffer(0, (2, 3), (3, 1), 0, F32, CPU),
@@ -78,17 +78,17 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], list[Any]], torch.Tensor, list[O
         ],
         [(2, 3)],
     ),
-    "a part that is alone": (lambda x: [(x + 1)[1:]], X, [FromBuffer(0, (1, 3), (3, 1), 0, F32, CPU)], [(1, 3)]),
+    "a part": (lambda x: [(x + 1)[1:]], X, [FromBuffer(0, (1, 3), (3, 1), 0, F32, CPU)], [(1, 3)]),
     "a part with gaps": (lambda x: [(x + 1)[:, 1:]], X, [FromBuffer(0, (2, 2), (3, 1), 1, F32, CPU)], [(2, 3)]),
     "a transposed result": (lambda x: [(x + 1).t()], X, [FromBuffer(0, (3, 2), (1, 3), 0, F32, CPU)], [(2, 3)]),
-    "a repeated one": (lambda x: [(x + 1).expand(4, 2, 3)], X, [FromBuffer(0, (4, 2, 3), (0, 3, 1), 0, F32, CPU)], [(1, 2, 3)]),
-    "nothing in it": (lambda x: [(x + 1)[:0]], X, [Empty(TensorSpec((0, 3), (3, 1), F32, CPU))], []),
+    "an expanded result": (lambda x: [(x + 1).expand(4, 2, 3)], X, [FromBuffer(0, (4, 2, 3), (0, 3, 1), 0, F32, CPU)], [(1, 2, 3)]),
+    "an empty result": (lambda x: [(x + 1)[:0]], X, [Empty(TensorSpec((0, 3), (3, 1), F32, CPU))], []),
     "no tensors": (lambda x: [None, 3, x.shape[0]], X, [NonTensor(None, None), NonTensor(None, 3), NonTensor(None, 2)], []),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_where_results_lie(name: str) -> None:
+def test_outputs_and_buffers(name: str) -> None:
     function, x, outputs, shapes = CASES[name]
     found, buffers = planned(graph_of(function, x))
     assert found == outputs
@@ -107,7 +107,7 @@ def test_where_results_lie(name: str) -> None:
     ],
     ids=str,
 )
-def test_a_buffer_holds_what_eagers_storage_holds(
+def test_buffer_equals_eager_modes_storage(
     shape: tuple[int, ...], stride: tuple[int, ...], offset: int, is_conj: bool, is_neg: bool
 ) -> None:
     layout = Layout.of(shape, stride)
@@ -115,8 +115,8 @@ def test_a_buffer_holds_what_eagers_storage_holds(
     buffer = Buffer(None, spec, layout, not layout.dense or offset > 0, is_conj, is_neg, offset)
     value = torch.randn(shape, dtype=torch.complex64)
     storage = torch.zeros(100, dtype=torch.complex64)
-    held = value.conj() if is_conj else value
-    storage.as_strided(shape, stride, offset).copy_(-held if is_neg else held)
+    stored_value = value.conj() if is_conj else value
+    storage.as_strided(shape, stride, offset).copy_(-stored_value if is_neg else stored_value)
     with jax.enable_x64(True):
         packed = np.asarray(buffer.pack(jnp.asarray(value.numpy())))
     assert packed.shape == buffer.shape
@@ -127,18 +127,18 @@ def test_a_buffer_holds_what_eagers_storage_holds(
         assert np.array_equal(by_torch.numpy(), packed)
 
 
-def test_only_what_nobody_else_sees_may_lie_otherwise() -> None:
+def test_only_saved_values_may_have_another_layout() -> None:
     def forward(x: torch.Tensor) -> list[torch.Tensor]:
-        shown = x + 1
-        both = x * 2
+        plain = x + 1
+        saved_and_returned = x * 2
         saved = x * 3
         scattered = (x * 4)[:, 1:]
-        return [shown, both, both, saved, scattered, x]
+        return [plain, saved_and_returned, saved_and_returned, saved, scattered, x]
 
     graph = graph_of(forward, X)
-    kept = descriptors.SavedForBackwardsAOTOutput
-    shown = descriptors.PlainAOTOutput
-    graph.output_node().meta["desc"] = [shown(0), shown(1), kept(0), kept(1), kept(2), kept(3)]
+    saved_output = descriptors.SavedForBackwardsAOTOutput
+    plain = descriptors.PlainAOTOutput
+    graph.output_node().meta["desc"] = [plain(0), plain(1), saved_output(0), saved_output(1), saved_output(2), saved_output(3)]
     outputs, buffers = planned(graph)
     (index,) = only_saved(outputs, buffers, graph.output_node())
     assert outputs[3].buffer == index

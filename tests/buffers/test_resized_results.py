@@ -1,4 +1,4 @@
-"""Small results can be resized, as eager mode's can: they lie in memory of torch's own."""
+"""Small results can be resized, as in eager mode, because torch allocates their memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def f(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("size", [1, 12, _MAX_COPIED_BYTES // 4], ids=["one", "few", "most"])
-def test_a_result_is_resized(name: str, size: int) -> None:
+def test_result_can_be_resized(name: str, size: int) -> None:
     x = torch.arange(float(size))
     compiled = torch.compile(f, backend="dynaxla")
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_a_result_is_resized(name: str, size: int) -> None:
                 torch.testing.assert_close(result, expected)
 
 
-def test_behind_a_break_of_the_graph_and_in_gradients() -> None:
+def test_resizing_after_a_graph_break_and_in_gradients() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = x * 3
         torch._dynamo.graph_break()
@@ -57,7 +57,7 @@ def test_behind_a_break_of_the_graph_and_in_gradients() -> None:
     net.weight.grad.resize_(20)
 
 
-def test_views_of_a_result_stay_on_its_memory() -> None:
+def test_views_of_a_result_share_its_memory() -> None:
     def views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x + 1
         return y, y[1:]
@@ -76,7 +76,7 @@ def test_views_of_a_result_stay_on_its_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float64, torch.complex64])
-def test_results_of_every_width_and_order(dtype: torch.dtype) -> None:
+def test_results_of_all_element_sizes_and_strides(dtype: torch.dtype) -> None:
     x = torch.arange(24).reshape(2, 3, 4).to(dtype)
     with torch.no_grad():
         for function in (lambda x: x.clone(), lambda x: x.transpose(0, 2).clone(), lambda x: x[:0].clone()):
@@ -86,21 +86,21 @@ def test_results_of_every_width_and_order(dtype: torch.dtype) -> None:
             assert result.stride() == expected.stride()
 
 
-def test_a_dispatch_mode_of_the_callers_sees_nothing_of_it() -> None:
-    seen: list[str] = []
+def test_callers_dispatch_mode_sees_no_allocation() -> None:
+    ops: list[str] = []
 
-    class Watching(TorchDispatchMode):
+    class OpRecorder(TorchDispatchMode):
         @classmethod
         def ignore_compile_internals(cls) -> bool:
             return True
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append(str(func))
+            ops.append(str(func))
             return func(*args, **(kwargs or {}))
 
     compiled = torch.compile(f, backend="dynaxla")
     with torch.no_grad():
         compiled(torch.ones(3))
-        with Watching():
+        with OpRecorder():
             compiled(torch.ones(3))
-    assert "aten.empty_strided.default" not in seen
+    assert "aten.empty_strided.default" not in ops

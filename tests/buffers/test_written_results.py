@@ -1,4 +1,4 @@
-"""Results that lie in one memory, of which the caller writes to one: all others change, and gradients are eager mode's."""
+"""Results that share memory: if the caller writes to one of them, all others change, and gradients equal eager mode's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-# TorchDynamo looks at what the inputs have.
+# TorchDynamo reads the gradients of inputs.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 Tensor = torch.Tensor
@@ -53,14 +53,14 @@ def _with_row(x: Tensor) -> Tensor:
 
 def _function(base: str, views: Sequence[str]) -> Callable[[Tensor], tuple[Tensor, ...]]:
     def function(a: Tensor) -> tuple[Tensor, ...]:
-        made = BASES[base](a)
-        return tuple(VIEWS[view](made) for view in views)
+        value = BASES[base](a)
+        return tuple(VIEWS[view](value) for view in views)
 
     return function
 
 
 def _after_write(function: Callable[[Tensor], tuple[Tensor, ...]], written: int, gradients: bool) -> tuple[list[str], list[Any]]:
-    """What raises, and all values behind it."""
+    """Writes to one result, and runs the backward pass. Returns the phases that raise, and all values afterwards."""
     leaf = torch.arange(1.0, 7.0).view(2, 3).requires_grad_(gradients)
     a = leaf * 1
     results = function(a)
@@ -69,14 +69,14 @@ def _after_write(function: Callable[[Tensor], tuple[Tensor, ...]], written: int,
         results[written].add_(2)
     except RuntimeError:
         raised.append("write")
-    found = [(result.detach().clone(), result.requires_grad, result.stride()) for result in (*results, a)]
+    values = [(result.detach().clone(), result.requires_grad, result.stride()) for result in (*results, a)]
     try:
-        losses = [(result * (place + 1)).sin().sum() for place, result in enumerate(results) if result.requires_grad]
+        losses = [(result * (index + 1)).sin().sum() for index, result in enumerate(results) if result.requires_grad]
         if losses:
             torch.stack(losses).sum().backward()
     except RuntimeError:
         raised.append("backward")
-    return raised, [*found, torch.zeros(()) if leaf.grad is None else leaf.grad]
+    return raised, [*values, torch.zeros(()) if leaf.grad is None else leaf.grad]
 
 
 def _check(base: str, views: Sequence[str], gradients: bool, dynamic: bool | None = None) -> None:
@@ -85,7 +85,7 @@ def _check(base: str, views: Sequence[str], gradients: bool, dynamic: bool | Non
     for written in range(len(views)):
         raised, expected = _after_write(function, written, gradients)
         found_raised, found = _after_write(compiled, written, gradients)
-        if found_raised != raised:  # AOTAutograd hides from autograd that outputs of one op with several views share memory
+        if found_raised != raised:  # AOTAutograd hides from autograd that several views from one op share memory
             raised, expected = _after_write(torch.compile(function, backend="aot_eager", dynamic=dynamic), written, gradients)
         assert found_raised == raised
         torch.testing.assert_close(found, expected)
@@ -99,7 +99,7 @@ def test_views_and_bases(base: str, views: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("views", [order for order in ORDERS if len(order) > 2], ids=" - ".join)
-# AOTAutograd fails to make views of a part of what the graph made, if gradients are wanted.
+# If gradients are needed, AOTAutograd fails for views of a part of a computed value.
 @pytest.mark.sample(usual=4)
 @pytest.mark.parametrize(("base", "gradients"), [pair for pair in itertools.product(BASES, (True, False)) if pair != ("a part", True)])
 def test_other_bases(base: str, gradients: bool, views: Sequence[str]) -> None:
@@ -107,11 +107,11 @@ def test_other_bases(base: str, gradients: bool, views: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("base", ["transposed", "transposed, written", "the input, written"])
-def test_sizes_that_change(base: str) -> None:
+def test_dynamic_sizes(base: str) -> None:
     _check(base, ("transposed", "rows", "base"), gradients=True, dynamic=True)
 
 
-def test_a_view_of_autograd_is_one_here() -> None:
+def test_view_has_its_base_in_autograd() -> None:
     a = torch.ones(2, 3, requires_grad=True)
     view, base = torch.compile(_function("packed", ("flat", "base")), backend="dynaxla")(a)
     assert view._base is base

@@ -1,4 +1,4 @@
-"""Each case of tests/cases/aot as in eager mode, or, where aot_eager differs from that, as in aot_eager."""
+"""Tests of the cases of tests/cases/aot. The reference is eager mode, or aot_eager for cases in which aot_eager differs from eager mode."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cases.aot.judge import judge
 
 @pytest.mark.sample(usual=10)
 @pytest.mark.parametrize("name", CASES)
-def test_as_in_eager_or_aot_eager(name: str) -> None:
+def test_case_agrees_with_eager_or_aot_eager(name: str) -> None:
     judge(CASES[name])
 
 
-def test_the_table_is_long() -> None:
+def test_number_of_cases() -> None:
     assert len(CASES) >= 150

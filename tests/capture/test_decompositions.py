@@ -1,4 +1,4 @@
-"""What AOTAutograd takes apart: what has no lowering, and what torch's fake implementations are wrong about."""
+"""Tests of the decompositions: of ops without a lowering, and of ops for which torch's fake implementations are wrong."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from support.comparisons.compare import assert_equal, check
 aten = torch.ops.aten
 
 
-def test_an_op_is_lowered_or_taken_apart() -> None:
-    # What torch has registered since they were collected, as it does when an op is first used, is taken apart without them.
+def test_each_core_op_is_lowered_or_decomposed() -> None:
+    # torch registers some decompositions when an op is first used, so these caches may be older than the list below.
     decompositions_module._core_decompositions.cache_clear()
     decompositions_module._cached_decompositions.cache_clear()
     table = decompositions("cpu")
     core = {op for op in core_aten_decompositions() if isinstance(op, torch._ops.OpOverload)}
     lowered = {op for op in core if registry.find(op, "cpu") is not None}
-    assert len(lowered) > 100, "most have a lowering, and stay whole"
+    assert len(lowered) > 100, "most core ops have a lowering, and are not decomposed"
     assert core - lowered - table.keys() == set()
-    kept_apart = lowered & table.keys()
-    assert all(table[op] is not core_aten_decompositions()[op] for op in kept_apart), "only ours may take apart what has a lowering"
+    lowered_and_decomposed = lowered & table.keys()
+    assert all(table[op] is not core_aten_decompositions()[op] for op in lowered_and_decomposed), (
+        "torch's decompositions are used only for ops without a lowering"
+    )
 
 
-def test_the_table_is_the_callers_and_a_new_lowering_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompositions_returns_a_copy_that_reflects_new_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
     first = decompositions("cpu")
     first.clear()
     assert decompositions("cpu")
@@ -44,28 +46,31 @@ def test_the_table_is_the_callers_and_a_new_lowering_is_seen(monkeypatch: pytest
 
 
 GAPPED = torch.arange(48.0).view(2, 4, 6)[:, :, ::2]
-# Where the strides or the size of the result are not what torch's fake implementation says.
+# Ops whose fake implementation in torch gives wrong strides or sizes.
 CORRECTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "filling what has gaps": (lambda x, i: (x.index_fill(1, i, 7.0), x.mT.index_fill(0, i[:1], 7.0)), (GAPPED, torch.tensor([0, 2]))),
-    "filling with a tensor": (lambda x, i, y: x.mT.index_fill(1, i, y), (GAPPED, torch.tensor([0, 2]), torch.tensor(3.0))),
-    "a power of a number": (lambda x: (torch.pow(2, x.mT), torch.pow(2.5, x), torch.pow(2, x.contiguous())), (GAPPED / 48,)),
-    "pixels of nothing": (lambda x: F.pixel_unshuffle(x, 2), (torch.zeros(0, 1, 4, 4),)),
-    "repeated not at all": (lambda x: torch.repeat_interleave(x, output_size=3), (torch.zeros(0, dtype=torch.int64),)),
-    "batch norms": (
+    "index_fill of a tensor with gaps": (
+        lambda x, i: (x.index_fill(1, i, 7.0), x.mT.index_fill(0, i[:1], 7.0)),
+        (GAPPED, torch.tensor([0, 2])),
+    ),
+    "index_fill with a tensor": (lambda x, i, y: x.mT.index_fill(1, i, y), (GAPPED, torch.tensor([0, 2]), torch.tensor(3.0))),
+    "pow of a number": (lambda x: (torch.pow(2, x.mT), torch.pow(2.5, x), torch.pow(2, x.contiguous())), (GAPPED / 48,)),
+    "pixel_unshuffle of an empty tensor": (lambda x: F.pixel_unshuffle(x, 2), (torch.zeros(0, 1, 4, 4),)),
+    "repeat_interleave of an empty tensor": (lambda x: torch.repeat_interleave(x, output_size=3), (torch.zeros(0, dtype=torch.int64),)),
+    "batch_norm": (
         lambda x, m, v: (
             *(F.batch_norm(x.transpose(1, 2), m, v, training=training) for training in (True, False)),
             F.batch_norm(x.transpose(1, 2), None, None, training=True),
         ),
         (torch.arange(24.0).view(2, 4, 3) % 5, torch.zeros(3), torch.ones(3)),
     ),
-    "batch norms of what suggests two formats": (
+    "batch_norm of ambiguous memory formats": (
         lambda x, m, v: (
             *(F.batch_norm(y, m, v, training=training) for y in (x, x.mT) for training in (True, False)),
             F.batch_norm(x[:1].unsqueeze(-1), m, v, training=True),
         ),
         ((torch.arange(24.0) % 5).as_strided((2, 3, 4, 1), (12, 1, 3, 1)), torch.zeros(3), torch.ones(3)),
     ),
-    "unpooling, channels last": (
+    "max_unpool2d, channels last": (
         lambda x, i: F.max_unpool2d(x, i, 2),
         (
             torch.ones(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
@@ -76,14 +81,14 @@ CORRECTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_what_fake_implementations_mislead_about(name: str) -> None:
+def test_results_despite_wrong_fake_implementations(name: str) -> None:
     function, inputs = CORRECTED[name]
     check(function, *inputs, calls=1)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_losses_of_no_elements(dynamic: bool) -> None:
-    """A part of a batch may have none. They are nan, and their gradients have no elements."""
+def test_losses_of_empty_batches(dynamic: bool) -> None:
+    """The losses are nan, and their gradients are empty."""
     for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.l1_loss):
         torch._dynamo.reset()
         compiled = torch.compile(loss, backend="dynaxla", dynamic=dynamic)
@@ -95,14 +100,14 @@ def test_losses_of_no_elements(dynamic: bool) -> None:
             assert_equal(gradient, torch.autograd.grad(loss(x, y), x)[0])
 
 
-def test_no_samples_are_refused_as_in_eager_mode() -> None:
+def test_multinomial_of_zero_samples_raises_as_in_eager_mode() -> None:
     weights = torch.ones(3)
     for function in (torch.multinomial, torch.compile(torch.multinomial, backend="dynaxla", fullgraph=True)):
         with pytest.raises(RuntimeError, match="n_sample <= 0"):
             function(weights, 0)
 
 
-def test_ops_of_pt2e_quantization_are_programs() -> None:
+def test_ops_of_pt2e_quantization() -> None:
     from torch.ao.quantization.fx import _decomposed
 
     assert _decomposed
@@ -119,15 +124,15 @@ def test_ops_of_pt2e_quantization_are_programs() -> None:
     check(function, torch.randn(2, 8), w, torch.rand(6), torch.randint(-3, 3, (6,)))
 
 
-def test_groups_of_pt2e_quantization_whose_kernel_reads_numbers() -> None:
+def test_per_channel_group_ops_of_pt2e_quantization() -> None:
     from torch.ao.quantization.fx import _decomposed
 
     assert _decomposed
     q = torch.ops.quantized_decomposed
 
     def function(x, scales, zeros):
-        whole = q.quantize_per_channel_group(x, scales, zeros, -8, 7, torch.int8, 8)
-        return whole, q.dequantize_per_channel_group(whole, scales, zeros, -8, 7, torch.int8, 8, torch.float32)
+        quantized = q.quantize_per_channel_group(x, scales, zeros, -8, 7, torch.int8, 8)
+        return quantized, q.dequantize_per_channel_group(quantized, scales, zeros, -8, 7, torch.int8, 8, torch.float32)
 
     inputs = torch.randn(4, 16), torch.rand(4, 2) + 0.1, torch.zeros(4, 2, dtype=torch.int32)
     for mine, theirs in zip(torch.compile(function, backend="dynaxla", fullgraph=True)(*inputs), function(*inputs), strict=True):

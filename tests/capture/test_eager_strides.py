@@ -1,4 +1,4 @@
-"""Results lie in memory as eager mode's do, also where torch's fake implementation of an op, or its decomposition, lies otherwise."""
+"""Tests that results have eager mode's strides, also if torch's fake implementation or decomposition of an op has other strides."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ RESULTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_results(name: str, dynamic: bool) -> None:
+def test_strides_of_results(name: str, dynamic: bool) -> None:
     function, args = RESULTS[name]
     check(function, *args, dynamic=dynamic)
 
 
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("function", [F.logsigmoid, lambda x: F.pad(x, [1] * 4, mode="reflect"), F.glu], ids=["logsigmoid", "pad", "glu"])
-def test_gradients(function: Callable[..., Any]) -> None:
+def test_strides_of_gradients(function: Callable[..., Any]) -> None:
     check_gradients(function, channels_last(2, 4, 6, 6))
 
 
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_places_in_memory_that_an_op_reads(dynamic: bool) -> None:
-    """They are those of eager mode's memory: with the fake tensor's strides the values would be others."""
+def test_as_strided_reads_memory_in_eager_modes_order(dynamic: bool) -> None:
+    """With the strides of the fake tensor, the values would differ."""
     check(lambda x: torch.as_strided(x.roll(-1, 0), (5, 10), (4, 1), 0), X, dynamic=dynamic)
     check(lambda x: torch.as_strided(torch.floor_divide(x, torch.ones(5) * 0.1), (6, 10), (1, 6)), X, dynamic=dynamic)
 
@@ -71,24 +71,24 @@ def test_strides_of_dimensions_of_one_element(pool: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_kernels_are_asked_with_fewer_elements(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of large operands, of which a copy would take time and memory."""
+def test_strides_of_large_operands_come_from_smaller_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of large operands would take time and memory, so kernels run with fewer elements."""
     function, args = RESULTS[name]
-    asked: list[int] = []
-    internals.all_operands_are_large(monkeypatch, asked)
+    sizes: list[int] = []
+    internals.all_operands_are_large(monkeypatch, sizes)
     check(function, *args)
-    assert asked
-    assert all(asked)
+    assert sizes
+    assert all(sizes)
 
 
-def test_the_fake_implementation_counts_where_the_kernel_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that takes another way for small operands is no reason to change what a large one gives."""
+def test_strides_of_the_fake_implementation_are_kept_if_the_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may choose another algorithm for small operands; this must not change the strides for large ones."""
     x, weight = channels_last(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     internals.all_operands_are_large(monkeypatch)
     check(lambda x, weight: F.conv2d(x, weight, stride=2), x, weight, tolerance=(1e-4, 1e-4))
 
 
-def test_generators_stay_as_they_are() -> None:
+def test_random_generator_is_not_advanced_by_the_trace() -> None:
     x = transposed(4, 3).abs()
     compiled = torch.compile(torch.poisson, backend="dynaxla", fullgraph=True)
     torch.manual_seed(0)
@@ -98,18 +98,18 @@ def test_generators_stay_as_they_are() -> None:
     assert strides(first) == strides(torch.poisson(x))
 
 
-def test_an_order_with_gaps_repetitions_and_short_dimensions() -> None:
-    short = eager_strides._shortened
-    assert short(((9, 9), (9, 1)), 4) == ((4, 4), (4, 1))
-    assert short(((9, 9), (1, 9)), 4) == ((4, 4), (1, 4))
-    assert short(((9, 9), (18, 2)), 4) == ((4, 4), (8, 2))
-    assert short(((9, 9), (0, 1)), 4) == ((4, 4), (0, 1))
-    assert short(((9, 1, 9), (9, 1, 1)), 4) == ((4, 1, 4), (4, 1, 1))
-    assert short(((9, 9), (1, 1)), 4) is None, "windows that overlap"
+def test_shortened_sizes_and_strides() -> None:
+    shortened = eager_strides._shortened
+    assert shortened(((9, 9), (9, 1)), 4) == ((4, 4), (4, 1))
+    assert shortened(((9, 9), (1, 9)), 4) == ((4, 4), (1, 4))
+    assert shortened(((9, 9), (18, 2)), 4) == ((4, 4), (8, 2))
+    assert shortened(((9, 9), (0, 1)), 4) == ((4, 4), (0, 1))
+    assert shortened(((9, 1, 9), (9, 1, 1)), 4) == ((4, 1, 4), (4, 1, 1))
+    assert shortened(((9, 9), (1, 1)), 4) is None, "windows that overlap"
 
 
-def test_a_warning_that_is_an_error_hides_no_strides() -> None:
-    """Here every warning is one; torch gives this one once in a process."""
+def test_strides_are_found_if_warnings_are_errors() -> None:
+    """torch gives this warning once in a process, and these tests make warnings errors."""
     x = transposed(4, 3)
     args = (x, 0, torch.tensor([0, 1, 2, 3]), x, "mean")
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""A graph's text says all that a program is made of, and nothing that differs from one capture to the next."""
+"""Tests of a graph's fingerprint: a text that is equal for equal graphs in any process, and different for different graphs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def text(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake"
     return fingerprint(make_fx(function, tracing_mode=mode)(*inputs))
 
 
-def test_two_captures_have_one_text() -> None:
+def test_equal_graphs_have_equal_fingerprints() -> None:
     texts = {text(lambda x: [x.t() @ x, x.sum(0)], base) for _ in range(2)}
     assert len(texts) == 1
     assert None not in texts
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (lambda x: [x + 1], lambda x: [x + True]),
         (lambda x: [x + 0.0], lambda x: [x + -0.0]),
@@ -37,18 +37,18 @@ def test_two_captures_have_one_text() -> None:
         (lambda x: [x.to(torch.float16)], lambda x: [x.to(torch.bfloat16)]),
     ],
 )
-def test_other_graphs(one: Callable[..., Any], other: Callable[..., Any]) -> None:
-    texts = text(one, base, mode="real"), text(other, base, mode="real")
+def test_different_graphs_have_different_fingerprints(first: Callable[..., Any], second: Callable[..., Any]) -> None:
+    texts = text(first, base, mode="real"), text(second, base, mode="real")
     assert None not in texts
     assert texts[0] != texts[1]
 
 
 @pytest.mark.parametrize("other", [torch.ones(3, 2).t(), torch.ones(2, 4)[:, :3], torch.ones(7)[1:].view(2, 3), torch.ones(2, 3).double()])
-def test_other_places_in_memory(other: torch.Tensor) -> None:
+def test_fingerprint_depends_on_shape_strides_offset_and_dtype(other: torch.Tensor) -> None:
     assert text(lambda x: [x + 1], other) not in (text(lambda x: [x + 1], base), None)
 
 
-def test_marks_of_nodes_count() -> None:
+def test_fingerprint_depends_on_marks_but_not_on_names_of_nodes() -> None:
     module = make_fx(lambda x: [x.sin()], tracing_mode="fake")(base)
     before = fingerprint(module)
     node = next(node for node in module.graph.nodes if node.op == "call_function")
@@ -59,7 +59,7 @@ def test_marks_of_nodes_count() -> None:
     assert fingerprint(module) == before
 
 
-def test_what_has_no_text() -> None:
+def test_graphs_without_a_fingerprint() -> None:
     assert text(lambda x: [x + 1], base, mode="symbolic") is None
     assert text(lambda x: [torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], base) is None
     graph = torch.fx.Graph()

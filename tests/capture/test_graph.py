@@ -1,4 +1,4 @@
-"""The device of a graph."""
+"""Tests of the device of a graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ aten = torch.ops.aten
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-class Built:
-    """A graph by hand, on devices that need not be here."""
+class GraphBuilder:
+    """Builds a graph with tensors on any device, which this machine need not have."""
 
     def __init__(self) -> None:
         self.graph, self.mode = Graph(), FakeTensorMode()
@@ -39,34 +39,34 @@ class Built:
         return GraphModule(torch.nn.Module(), self.graph)
 
 
-def test_numbers_on_the_cpu_stand_beside_a_gpus_tensors() -> None:
-    built = Built()
-    number, tensor = built.input(built.tensor((), CPU)), built.input(built.tensor((3,), CUDA))
-    several = built.call((built.tensor((2,), CUDA), None, built.tensor((), CPU)), number, tensor)
-    assert graph_device(built.module(several)) == CUDA
+def test_cpu_scalars_with_gpu_tensors_give_the_gpu() -> None:
+    builder = GraphBuilder()
+    number, tensor = builder.input(builder.tensor((), CPU)), builder.input(builder.tensor((3,), CUDA))
+    several = builder.call((builder.tensor((2,), CUDA), None, builder.tensor((), CPU)), number, tensor)
+    assert graph_device(builder.module(several)) == CUDA
 
 
-def test_alone_they_decide() -> None:
-    built = Built()
-    assert graph_device(built.module(built.input(built.tensor((), CPU)), built.input(3))) == CPU
+def test_cpu_scalars_alone_give_the_cpu() -> None:
+    builder = GraphBuilder()
+    assert graph_device(builder.module(builder.input(builder.tensor((), CPU)), builder.input(3))) == CPU
 
 
 @pytest.mark.parametrize("shape", [(3,), ()], ids=str)
-def test_two_devices_are_one_too_many(shape: tuple[int, ...]) -> None:
-    """A GPU's number beside the CPU's tensors is no exception, as in eager mode."""
-    built = Built()
-    module = built.module(built.input(built.tensor((3,), CPU)), built.input(built.tensor(shape, CUDA)))
+def test_tensors_on_two_devices_are_refused(shape: tuple[int, ...]) -> None:
+    """As in eager mode, a scalar on the GPU with tensors on the CPU is refused too."""
+    builder = GraphBuilder()
+    module = builder.module(builder.input(builder.tensor((3,), CPU)), builder.input(builder.tensor(shape, CUDA)))
     with pytest.raises(DeviceMismatch):
         graph_device(module)
 
 
-def test_what_runs_between_programs_may_be_anything() -> None:
-    built = Built()
-    x = built.input(built.tensor((3, 3), CPU))
-    sparse = built.call(torch.eye(3).to_sparse(), x)
-    dense = built.call(built.tensor((3, 3), CPU), sparse)
-    module = built.module(dense)
+def test_nodes_between_programs_may_have_unsupported_tensors() -> None:
+    builder = GraphBuilder()
+    x = builder.input(builder.tensor((3, 3), CPU))
+    sparse = builder.call(torch.eye(3).to_sparse(), x)
+    dense = builder.call(builder.tensor((3, 3), CPU), sparse)
+    module = builder.module(dense)
     assert graph_devices(module, [sparse, dense]) == {CPU}
-    assert graph_devices(module, [dense]) == {CPU}, "only a node between programs reads it"
+    assert graph_devices(module, [dense]) == {CPU}, "only a node between programs reads the sparse tensor"
     with pytest.raises(UnsupportedTensor, match="sparse"):
         graph_device(module)

@@ -1,4 +1,4 @@
-"""A graph that an earlier process has traced is taken for the same graph, and for no other."""
+"""Tests of the cache of traced graphs: a graph is reused only for an equal TorchDynamo graph with equal settings."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
 
 
 def captured(function: Callable[..., Any], *inputs: Any) -> tuple[GraphModule, list[Any]]:
-    """TorchDynamo's graph of a function, and its inputs."""
-    found: list[tuple[GraphModule, list[Any]]] = []
+    """Returns TorchDynamo's graph of a function, and its inputs."""
+    captures: list[tuple[GraphModule, list[Any]]] = []
 
     def backend(module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append((module, list(example_inputs)))
+        captures.append((module, list(example_inputs)))
         return module.forward
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, fullgraph=True)(*inputs)
-    (graph,) = found
+    (graph,) = captures
     return graph
 
 
@@ -51,8 +51,8 @@ def key(function: Callable[..., Any] = scaled, *inputs: Any, options: Any = None
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_kernels_of_other_tests() -> Iterator[None]:
-    """What other tests, or libraries that they import, have registered in this process would keep every graph from being kept."""
+def _without_kernels_of_other_tests() -> Iterator[None]:
+    """Hides kernels that other tests, or libraries that they import, have registered; with them, no graph is cached."""
     registered = private.implemented_in_python
     left = set(registered())
     with pytest.MonkeyPatch.context() as patch:
@@ -61,13 +61,13 @@ def _no_kernels_of_other_tests() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plain(_no_kernels_of_other_tests: None) -> str:
-    found = key()
-    assert found is not None
-    return found
+def plain(_without_kernels_of_other_tests: None) -> str:
+    result = key()
+    assert result is not None
+    return result
 
 
-def test_the_same_graph_has_the_same_name(plain: str) -> None:
+def test_equal_graphs_have_equal_keys(plain: str) -> None:
     assert key() == key(scaled, torch.zeros(3, 4)) == plain
 
 
@@ -76,40 +76,40 @@ def test_the_same_graph_has_the_same_name(plain: str) -> None:
     [(torch.ones(3, 5),), (torch.ones(4, 3).t(),), (torch.ones(3, 4, dtype=torch.float64),), (torch.nn.Parameter(torch.ones(3, 4)),)],
     ids=["size", "stride", "dtype", "kind"],
 )
-def test_other_inputs(plain: str, inputs: tuple[torch.Tensor, ...]) -> None:
+def test_key_depends_on_inputs(plain: str, inputs: tuple[torch.Tensor, ...]) -> None:
     assert key(scaled, *inputs) not in (plain, None)
 
 
-def test_another_number_in_the_graph(plain: str) -> None:
+def test_key_depends_on_numbers(plain: str) -> None:
     assert (
         len({plain, key(lambda x: x.sin() * 3), key(lambda x: x.sin() * 3.0), key(lambda x: x.sin() * -0.0), key(lambda x: x.sin() * 0.0)})
         == 5
     )
 
 
-def test_pooling_in_two_dimensions_is_not_pooling_in_three() -> None:
-    """torch makes both functions in one place, and they share a qualified name."""
+def test_key_distinguishes_max_pool2d_from_max_pool3d() -> None:
+    """torch creates both functions at the same line, and they have the same qualified name."""
     x, pools = torch.ones(1, 1, 4, 4, 4), (torch.nn.functional.max_pool2d, torch.nn.functional.max_pool3d)
     two, three = (key(lambda x, pool=pool: pool(x, 2), x if pool is pools[1] else x[0]) for pool in pools)
     assert len({two, three, None}) == 3
 
 
 @pytest.mark.parametrize("options", [{"fallback": "error"}, {"exact_rng": True}, {"xla": {"a": 1}}])
-def test_other_options(plain: str, options: dict[str, Any]) -> None:
+def test_key_depends_on_options(plain: str, options: dict[str, Any]) -> None:
     assert key(options=options) not in (plain, None)
 
 
-def test_other_implementations(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_depends_on_implementations(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", "contraction=xla")
     assert key() not in (plain, None)
 
 
-def test_options_that_change_no_program(plain: str, tmp_path: Path) -> None:
+def test_key_does_not_depend_on_options_that_change_no_program(plain: str, tmp_path: Path) -> None:
     assert key(options={"cache": str(tmp_path), "executables": 3}) == plain
 
 
 @contextlib.contextmanager
-def precision() -> Iterator[None]:
+def bf16_matmul_precision() -> Iterator[None]:
     before = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
@@ -125,11 +125,11 @@ def precision() -> Iterator[None]:
         internals.other("sources"),
         internals.other("kernels"),
         lambda: torch._functorch.config.patch(functionalize_rng_ops=True),
-        precision,
+        bf16_matmul_precision,
     ],
     ids=["version", "source", "processor", "tracer", "precision"],
 )
-def test_another_setting(plain: str, changed: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+def test_key_depends_on_versions_and_settings(plain: str, changed: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
     graph = captured(scaled, torch.ones(3, 4))
     facts = (Options.parse(None, None).facts,)
     assert key_of(*graph, facts) == plain
@@ -139,25 +139,25 @@ def test_another_setting(plain: str, changed: Callable[[], contextlib.AbstractCo
 
 
 @pytest.mark.parametrize("kernel", ["aten/sin/AutogradCPU", "aten/sin.out/CPU"])
-def test_kernels_of_others_are_known_by_no_name(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_with_python_kernels_of_other_libraries(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = captured(scaled, torch.ones(3, 4))
-    others = [*private.implemented_in_python(), "aten/sin/MPS", "aten/sin/SparseCsrCUDA", "aten/sin/Meta", "mine/sin/CPU"]
-    internals.python_kernels(monkeypatch, lambda: others)
+    kernels = [*private.implemented_in_python(), "aten/sin/MPS", "aten/sin/SparseCsrCUDA", "aten/sin/Meta", "mine/sin/CPU"]
+    internals.python_kernels(monkeypatch, lambda: kernels)
     assert key_of(*graph, ()) is not None
-    others.append(kernel)
+    kernels.append(kernel)
     assert key_of(*graph, ()) is None
 
 
 class Holder:
-    """Not a module: its tensors are inputs as any others."""
+    """Not a module, so its tensors are ordinary inputs."""
 
 
 class Module(Holder, torch.nn.Module):
     pass
 
 
-def test_a_buffer_is_another_input_than_a_tensor() -> None:
-    """Both have one text at one line, but only of buffers it is taken for granted that they lie in memory of their own."""
+def test_key_distinguishes_buffers_from_other_tensors() -> None:
+    """The graphs have the same text, but only buffers are assumed to share no memory."""
 
     def read(holder: Any) -> torch.Tensor:
         return holder.rows + 1
@@ -170,8 +170,8 @@ def test_a_buffer_is_another_input_than_a_tensor() -> None:
     assert None not in texts
 
 
-def test_functions_of_others_in_torchs_places_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are named like torch's own, and TorchDynamo may put them into a graph as they are."""
+def test_no_key_with_monkeypatched_torch_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the names of torch's functions, and TorchDynamo may put them into a graph."""
     functional = torch.nn.functional
 
     @functools.wraps(functional.silu)
@@ -190,7 +190,7 @@ def test_functions_of_others_in_torchs_places_have_no_name(monkeypatch: pytest.M
     assert text("call_method", "relu") is None
 
 
-def test_another_mode_of_torch(plain: str) -> None:
+def test_key_depends_on_torch_modes(plain: str) -> None:
     graph = captured(scaled, torch.ones(3, 4))
     facts = (Options.parse(None, None).facts,)
     keys = {plain}
@@ -212,21 +212,21 @@ def test_another_mode_of_torch(plain: str) -> None:
     assert "None" not in keys
 
 
-def test_what_is_not_known_by_its_text_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(4, 4)
     assert key(lambda x: torch.ops.dynaxla_kept_test.twice(x), x) is None, "an op of another library"
-    assert key(lambda x, y: x + y, x[:2], x[2:]) is None, "inputs in one storage"
+    assert key(lambda x, y: x + y, x[:2], x[2:]) is None, "inputs that share a storage"
     assert key(lambda x, n: x * n, x, torch.ones(2, 2)[0, 0].item() + 1) is not None
     torch._dynamo.reset()
     dynamic = torch.ones(5, 4)
     torch._dynamo.mark_dynamic(dynamic, 0)
-    assert key(scaled, dynamic) is None, "sizes that may change"
+    assert key(scaled, dynamic) is None, "dynamic sizes"
     assert key(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), x) is None, "graphs within the graph"
     internals.lowerings_of_users(monkeypatch)
-    assert key() is None, "a lowering of the user's"
+    assert key() is None, "a lowering of the user"
 
 
-def test_lowerings_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_lowerings_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.own_names_of_registry(monkeypatch)
     before = registry.external_lowerings()
     assert before is not None
@@ -234,7 +234,7 @@ def test_lowerings_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.external_lowerings() is None
 
 
-def kept_of(function: Callable[..., Any], *inputs: Any) -> CachedGraph | None:
+def cached_graph(function: Callable[..., Any], *inputs: Any) -> CachedGraph | None:
     return CachedGraph.of(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs)), ())
 
 
@@ -248,32 +248,32 @@ def kept_of(function: Callable[..., Any], *inputs: Any) -> CachedGraph | None:
         lambda x: [x[torch.tensor([2, 0])] * torch.tensor([[1.5], [-0.0]]), x * torch.tensor(float("nan"), dtype=torch.bfloat16)],
     ],
 )
-def test_a_graph_is_what_it_was(function: Callable[..., Any]) -> None:
+def test_graph_read_from_text_equals_the_original(function: Callable[..., Any]) -> None:
     x = torch.randn(3, 4)
     module = make_fx(function, tracing_mode="fake")(x)
-    found = CachedGraph.of(AtenGraph("graph", module, (0,)), ())
-    assert found is not None
-    again = CachedGraph.read(found.text())
-    assert again == found
-    assert again.static == (0,)
-    assert fingerprint(again.module()) == fingerprint(module)
+    cached = CachedGraph.of(AtenGraph("graph", module, (0,)), ())
+    assert cached is not None
+    restored = CachedGraph.read(cached.text())
+    assert restored == cached
+    assert restored.static == (0,)
+    assert fingerprint(restored.module()) == fingerprint(module)
     torch.manual_seed(1)
     expected = module(x)
     torch.manual_seed(1)
-    torch.testing.assert_close(again.module()(x), expected, equal_nan=True)
+    torch.testing.assert_close(restored.module()(x), expected, equal_nan=True)
 
 
-def test_what_would_not_be_the_same_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_cannot_be_restored_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3)
     constant, large = torch.ones(3), torch.ones(1 << 15)
-    assert kept_of(lambda x: [x + 1], x) is not None
-    assert kept_of(lambda x: [torch.ops.dynaxla_kept_test.twice(x).conj()], x.to(torch.complex64)) is None, "conjugate bits"
+    assert cached_graph(lambda x: [x + 1], x) is not None
+    assert cached_graph(lambda x: [torch.ops.dynaxla_kept_test.twice(x).conj()], x.to(torch.complex64)) is None, "conjugate bits"
     assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant])(x)), ()) is not None
     assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x.sum() + large])(x)), ()) is None, "a large constant"
     assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant[:1]])(x)), ()) is not None
-    assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + 1])(x), phase="forward"), ()) is None, "a backward pass follows"
+    assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + 1])(x), phase="forward"), ()) is None, "a graph with a backward pass"
     internals.wrong_decoder_of_floats(monkeypatch)
-    assert kept_of(lambda x: [x + 1.5], x) is None, "another number"
+    assert cached_graph(lambda x: [x + 1.5], x) is None, "a number that is restored wrongly"
 
 
 class Counter(torch.nn.Module):
@@ -290,27 +290,27 @@ class Counter(torch.nn.Module):
 
 
 @pytest.fixture
-def starts(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Compiles a module as another process would that has the same cache directory."""
+def compile_as_new_process(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Returns a function that compiles a module as a new process with the same cache directory would."""
 
-    def start(module: Any) -> Any:
+    def compile_module(module: Any) -> Any:
         torch._dynamo.reset()
         metrics.reset()
         return torch.compile(module, backend="dynaxla", options={"cache": str(tmp_path)})
 
-    yield start
+    yield compile_module
     metrics.reset()
 
 
-def test_the_second_start_traces_nothing_and_does_the_same(starts: Callable[..., Any]) -> None:
-    """What is written to inputs is written; another call is not the first one again."""
+def test_second_start_uses_the_cached_graph(compile_as_new_process: Callable[..., Any]) -> None:
+    """Results and writes to buffers are those of eager mode, also in a second call."""
     results = []
-    for found in (0, 1):
+    for cached_graphs in (0, 1):
         torch.manual_seed(0)
         module, x = Counter().requires_grad_(False), torch.randn(2, 4)
-        compiled = starts(module)
+        compiled = compile_as_new_process(module)
         results.append([*compiled(x), *compiled(x), module.count, module.rows])
-        assert metrics.snapshot().get("kept_graphs", 0) == found
+        assert metrics.snapshot().get("kept_graphs", 0) == cached_graphs
     torch.manual_seed(0)
     module, x = Counter().requires_grad_(False), torch.randn(2, 4)
     expected = [*module(x), *module(x), module.count, module.rows]
@@ -318,11 +318,11 @@ def test_the_second_start_traces_nothing_and_does_the_same(starts: Callable[...,
         torch.testing.assert_close(result, expected)
 
 
-def test_gradients_are_not_for_graphs_that_are_kept(starts: Callable[..., Any]) -> None:
-    """The same graph without gradients is found, but not with them."""
+def test_cached_graph_is_not_used_for_training(compile_as_new_process: Callable[..., Any]) -> None:
+    """The second start uses the cached graph without gradients, and traces a new one with gradients."""
     linear, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     for _ in range(2):
-        compiled = starts(linear)
+        compiled = compile_as_new_process(linear)
         with torch.no_grad():
             compiled(x)
     assert metrics.snapshot().get("kept_graphs") == 1
@@ -331,13 +331,13 @@ def test_gradients_are_not_for_graphs_that_are_kept(starts: Callable[..., Any]) 
     assert metrics.snapshot().get("kept_graphs") == 1
 
 
-def test_an_error_names_the_line_that_it_did_before(starts: Callable[..., Any]) -> None:
-    """Where a line has moved, the graph is another."""
+def test_error_of_a_cached_graph_names_the_same_line(compile_as_new_process: Callable[..., Any]) -> None:
+    """A function whose line has moved has another key."""
     x, index = torch.ones(3), torch.tensor([7])
     messages = []
     for _ in range(2):
         with pytest.raises(IndexError) as raised:
-            starts(lambda x, index: x[index] + 1)(x, index)
+            compile_as_new_process(lambda x, index: x[index] + 1)(x, index)
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
     lines = ["def f(x):\n return x.sin()", "\n\ndef f(x):\n return x.sin()"]
@@ -349,8 +349,8 @@ def test_an_error_names_the_line_that_it_did_before(starts: Callable[..., Any]) 
     assert keys[0] != keys[1]
 
 
-def test_a_process_that_finds_all_compiled_imports_no_lowerings(tmp_path: Path) -> None:
-    """The first one does, and so does one that finds no records. Two graphs: imports do not change the name of the second."""
+def test_process_with_all_programs_cached_imports_no_lowerings(tmp_path: Path) -> None:
+    """Without the records, lowerings are imported. With two graphs, the test checks that imports do not change the second key."""
     script = """
 import sys, torch
 from dynaxla.observe import metrics
@@ -364,8 +364,8 @@ torch.testing.assert_close(found, function(x))
 counts = metrics.snapshot()
 print(counts.get("kept_graphs", 0), counts.get("recalls", 0), "dynaxla.lowering.ops.elementwise" in sys.modules)
 """
-    starts = [run_script(script, [str(tmp_path)]).split() for _ in range(2)]
+    outputs = [run_script(script, [str(tmp_path)]).split() for _ in range(2)]
     for record in (tmp_path / "records").iterdir():
         record.unlink()
-    starts.append(run_script(script, [str(tmp_path)]).split())
-    assert starts == [["0", "0", "True"], ["2", "2", "False"], ["2", "0", "True"]]
+    outputs.append(run_script(script, [str(tmp_path)]).split())
+    assert outputs == [["0", "0", "True"], ["2", "2", "False"], ["2", "0", "True"]]

@@ -1,4 +1,4 @@
-"""Graphs of a backward pass, too, are what they were; what JSON would not give back is named."""
+"""Tests of graphs as JSON, including graphs of backward passes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from dynaxla.capture.graph_json import Unwritable, decoded, encoded
 
 
 def graphs(function: Callable[..., Any], *inputs: torch.Tensor) -> list[GraphModule]:
-    """What AOTAutograd makes of a function and of its gradients."""
-    found: list[GraphModule] = []
+    """Returns AOTAutograd's forward and backward graphs of a function."""
+    modules: list[GraphModule] = []
 
-    def keep(module: GraphModule, _: Any) -> Any:
-        found.append(module)
+    def compile(module: GraphModule, _: Any) -> Any:
+        modules.append(module)
         return make_boxed_func(module.forward)
 
-    torch.compile(function, backend=aot_autograd(fw_compiler=keep))(*inputs).sum().backward()
-    return found
+    torch.compile(function, backend=aot_autograd(fw_compiler=compile))(*inputs).sum().backward()
+    return modules
 
 
-def test_forward_and_backward_graphs_are_what_they_were() -> None:
-    found = graphs(lambda x, y: (x.sin() * y).t()[1:], torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True))
-    assert len(found) == 2
-    for module in found:
-        again = decoded(json.loads(json.dumps(encoded(module))))
+def test_decoded_graphs_equal_the_encoded_graphs() -> None:
+    modules = graphs(lambda x, y: (x.sin() * y).t()[1:], torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True))
+    assert len(modules) == 2
+    for module in modules:
+        decoded_module = decoded(json.loads(json.dumps(encoded(module))))
         assert fingerprint(module) is not None
-        assert fingerprint(again) == fingerprint(module)
+        assert fingerprint(decoded_module) == fingerprint(module)
         descriptions = [node.meta.get("desc") for node in module.graph.nodes]
         assert any(descriptions)
-        assert [node.meta.get("desc") for node in again.graph.nodes] == descriptions
-        assert [node.name for node in again.graph.nodes] == [node.name for node in module.graph.nodes]
+        assert [node.meta.get("desc") for node in decoded_module.graph.nodes] == descriptions
+        assert [node.name for node in decoded_module.graph.nodes] == [node.name for node in module.graph.nodes]
 
 
-def test_what_has_a_limit_and_what_has_none() -> None:
+def test_size_limit_of_constants() -> None:
     constant = torch.arange(100.0)
     module = make_fx(lambda x: [x + constant])(torch.ones(100))
     assert len(encoded(module, 400)) == len(encoded(module))
@@ -60,7 +60,7 @@ def test_what_has_a_limit_and_what_has_none() -> None:
     ],
     ids=["conjugate", "sparse", "view of a constant"],
 )
-def test_what_is_not_written(function: Callable[..., Any], message: str | None) -> None:
+def test_special_tensors_are_refused(function: Callable[..., Any], message: str | None) -> None:
     module = make_fx(function, tracing_mode="fake")(torch.ones(3))
     if message is None:
         torch.testing.assert_close(decoded(encoded(module))(torch.ones(3)), function(torch.ones(3)))
@@ -69,6 +69,6 @@ def test_what_is_not_written(function: Callable[..., Any], message: str | None) 
         encoded(module)
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes_are_refused() -> None:
     with pytest.raises(Unwritable, match="has dynamic sizes"):
         encoded(make_fx(lambda x: [x * 2], tracing_mode="symbolic")(torch.ones(3, 4)))

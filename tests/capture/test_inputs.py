@@ -1,4 +1,4 @@
-"""Changing sizes: one Dynamo graph, an executable per concrete size, a bounded cache."""
+"""Tests of dynamic sizes: one Dynamo graph, an executable for each size, a bounded cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dynamo_graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def test_second_batch_size(net: nn.Module) -> None:
+def test_second_batch_size_gives_a_dynamic_graph(net: nn.Module) -> None:
     torch._dynamo.utils.counters.clear()
     metrics.reset()
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
@@ -30,12 +30,12 @@ def test_second_batch_size(net: nn.Module) -> None:
         for size in (8, 5, 7, 8, 5):
             x = torch.randn(size, 16)
             assert_equal(compiled(x), net(x))
-    assert dynamo_graphs() == 2, "the first size alone, then one graph for all"
+    assert dynamo_graphs() == 2, "a graph of the first size, then one dynamic graph"
     counts = metrics.snapshot()
-    assert counts["compile"] == 4, "8 alone; then 5, 7 and 8 under the dynamic graph"
+    assert counts["compile"] == 4, "size 8 of the first graph; sizes 5, 7 and 8 of the dynamic graph"
 
 
-def test_ten_batch_sizes_in_random_order(net: nn.Module) -> None:
+def test_ten_batch_sizes_need_ten_executables(net: nn.Module) -> None:
     torch._dynamo.utils.counters.clear()
     metrics.reset()
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True, options={"sizes": "exact"})
@@ -50,7 +50,7 @@ def test_ten_batch_sizes_in_random_order(net: nn.Module) -> None:
     assert metrics.snapshot()["graphs"] == 1
 
 
-def test_eviction_means_compiling_again(net: nn.Module) -> None:
+def test_evicted_executables_are_compiled_again(net: nn.Module) -> None:
     metrics.reset()
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True, options={"executables": 2, "sizes": "exact"})
     with torch.no_grad():
@@ -86,12 +86,14 @@ for workers in (0, 2):
 
 
 def test_data_loader_with_a_short_last_batch() -> None:
-    """Without and with workers; in a process of its own: JAX warns at every fork once anybody has started its clients, which dynaxla
-    never does."""
+    """Without and with worker processes.
+
+    The test has its own process, because JAX warns at each fork after its clients have started; dynaxla never starts them.
+    """
     result = completed(LOADER)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["2 3"] * 2, "Dynamo graphs; executables: 8, and under the dynamic graph 6 and 8"
-    # torch 2.15 starts triton where it is installed, whose library reports its own types at exit.
+    assert result.stdout.splitlines() == ["2 3"] * 2, "Dynamo graphs; executables for size 8, and for 6 and 8 of the dynamic graph"
+    # If triton is installed, torch 2.15 starts it, and its library reports leaked nanobind types at exit.
     assert [line for line in result.stderr.splitlines() if "nanobind" not in line and not line.startswith(" - ")] == []
 
 
@@ -108,7 +110,7 @@ def test_views_and_strides_of_dynamic_inputs() -> None:
         assert_equal(compiled(x.t()), function(x.t()))
 
 
-def test_changing_python_numbers() -> None:
+def test_changing_python_numbers_give_few_graphs() -> None:
     def function(x: torch.Tensor, scale: float, count: int) -> tuple[torch.Tensor, int]:
         return x * scale + count, count * 2
 
@@ -129,7 +131,7 @@ def test_strides_that_change_under_one_dynamic_graph() -> None:
 
 
 @pytest.mark.quick
-def test_backward_with_changing_sizes() -> None:
+def test_backward_pass_with_dynamic_sizes() -> None:
     torch._dynamo.utils.counters.clear()
     layer = nn.Linear(8, 4)
     compiled = torch.compile(layer, backend="dynaxla", fullgraph=True, dynamic=True)

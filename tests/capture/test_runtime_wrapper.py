@@ -1,4 +1,4 @@
-"""Inference graphs are called without AOTAutograd's wrapper where that has nothing to do, and with it where it has."""
+"""Tests that inference graphs are called without AOTAutograd's runtime wrapper unless they need it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support import internals
 
 @pytest.fixture
 def callers(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The names of the functions from which each program was called."""
+    """The names of the functions on the stack of each call of a program."""
     return internals.callers_of_programs(monkeypatch)
 
 
 def check(function: Callable[..., Any], *args: Any, **settings: Any) -> None:
-    """Results, mutations, aliases and gradient mode are eager mode's."""
+    """Compares results, mutations, aliases and gradient mode with eager mode."""
     mine, theirs = ([arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args] for _ in range(2))
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, **settings)
     for _ in range(2):
@@ -53,7 +53,7 @@ x, y = torch.randn(3, 4), torch.randn(3, 4)
         lambda x, y: (y.sub_(x.sum()), x.add_(y))[1] * 2,
     ],
 )
-def test_without(function: Callable[..., Any], callers: list[set[str]]) -> None:
+def test_graph_is_called_without_the_wrapper(function: Callable[..., Any], callers: list[set[str]]) -> None:
     check(function, x, y)
     assert callers
     assert not any("runtime_wrapper" in names for names in callers)
@@ -65,29 +65,28 @@ def test_without(function: Callable[..., Any], callers: list[set[str]]) -> None:
         lambda x, y: (x.t(), x + y),
         lambda x, y: x.mul_(2),
     ],
-    ids=["view of an input", "the input that is written"],
+    ids=["view of an input", "the written input"],
 )
-def test_with(function: Callable[..., Any], callers: list[set[str]]) -> None:
+def test_graph_is_called_with_the_wrapper(function: Callable[..., Any], callers: list[set[str]]) -> None:
     check(function, x, y)
     assert callers
     assert all("runtime_wrapper" in names for names in callers)
 
 
-def test_the_same_tensor_twice() -> None:
+def test_same_tensor_for_two_inputs() -> None:
     compiled = torch.compile(lambda x, y: x * 2 + y, backend="dynaxla", fullgraph=True)
     torch.testing.assert_close(compiled(x, x), x * 3)
     torch.testing.assert_close(compiled(x, y), x * 2 + y)
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     compiled = torch.compile(lambda x: (x * 2, x.shape[0] + x.sum()), backend="dynaxla", dynamic=True)
     for rows in (3, 5, 7):
         tensor = torch.randn(rows, 4)
         torch.testing.assert_close(compiled(tensor), (tensor * 2, rows + tensor.sum()))
 
 
-def test_gradient_mode(callers: list[set[str]]) -> None:
-    """Under no_grad nothing requires a gradient, whatever the parameters do; with gradients a graph for training is made."""
+def test_graph_depends_on_gradient_mode(callers: list[set[str]]) -> None:
     net = torch.nn.Linear(4, 4)
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
     with torch.no_grad():
@@ -99,12 +98,12 @@ def test_gradient_mode(callers: list[set[str]]) -> None:
         assert compiled(x).is_inference()
 
 
-def test_a_late_write_is_one_write() -> None:
+def test_late_write_increments_the_version_once() -> None:
     mine, theirs = torch.zeros(512, 64), torch.zeros(512, 64)
-    place, row = torch.tensor([3]), torch.ones(1, 64)
+    index, row = torch.tensor([3]), torch.ones(1, 64)
 
     def step(cache: torch.Tensor) -> torch.Tensor:
-        cache.index_copy_(0, place, row)
+        cache.index_copy_(0, index, row)
         return row * 2
 
     compiled = torch.compile(step, backend="dynaxla", fullgraph=True)

@@ -1,4 +1,4 @@
-"""Python floats that change from call to call: no new graph for each, and eager mode's results."""
+"""Tests of Python floats that change between calls: they cause no new graph, and results are eager mode's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from support.comparisons.compare import assert_equal
 
-# Earlier ones compile again, with the same results, for each value of a float that has been computed with, such as -lr: their
-# tensorify_python_scalars knows none of Python's operators.
+# Earlier releases compile again for each value of a computed float, such as -lr, with the same results: their tensorify_python_scalars
+# does not support Python's operators.
 KEEPS_FLOATS = torch.__version__ >= (2, 13)
 
 OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {
@@ -43,7 +43,7 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {
 @pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OPS)
-def test_one_graph_for_all_numbers(name: str, dtype: torch.dtype) -> None:
+def test_changing_float_gives_one_dynamic_graph(name: str, dtype: torch.dtype) -> None:
     x, y = torch.randn(2, 3).to(dtype), torch.randn(3).to(dtype).abs().add(0.5)
     compiled = torch.compile(OPS[name], backend="dynaxla", fullgraph=True)
     torch._dynamo.utils.counters.clear()
@@ -51,10 +51,10 @@ def test_one_graph_for_all_numbers(name: str, dtype: torch.dtype) -> None:
         for result, expected in zip(compiled(x, y, number), OPS[name](x, y, number), strict=True):
             assert_equal(result, expected)
     if KEEPS_FLOATS:
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "the first number alone, then one graph for all"
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "a graph of the first number, then one graph for all numbers"
 
 
-def test_what_is_added_zero_times_is_not_read() -> None:
+def test_operand_with_factor_zero_is_ignored() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, s: float) -> list[torch.Tensor]:
         return [torch.addr(x, y, y, beta=s), torch.addr(x, y, y, beta=0, alpha=s)]
 
@@ -71,7 +71,7 @@ OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "A
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_learning_rate_under_a_schedule(name: str, foreach: bool) -> None:
+def test_changing_learning_rate_gives_one_graph(name: str, foreach: bool) -> None:
     theirs = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh())
     mine = copy.deepcopy(theirs)
     x = torch.randn(5, 3)
@@ -88,5 +88,5 @@ def test_learning_rate_under_a_schedule(name: str, foreach: bool) -> None:
     torch.testing.assert_close(list(mine.parameters()), list(theirs.parameters()), rtol=2e-5, atol=2e-5)
     if KEEPS_FLOATS:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2, (
-            "one that makes the optimizer's state, and one for all learning rates"
+            "one graph creates the optimizer's state, and one is for all learning rates"
         )

@@ -1,4 +1,4 @@
-"""Writes of an `autograd.Function` in its forward and its backward pass: to inputs, to views of them, and to what the function keeps."""
+"""Tests of writes of an `autograd.Function` in its forward and backward pass: to inputs, to views of inputs, and to saved tensors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from dynaxla.errors import UnsupportedTensor
 from dynaxla.observe import coverage
 
-# TorchDynamo makes an instance where it traces such a function, and behind a graph break looks at results' gradients (torch 2.15).
+# TorchDynamo instantiates such a function when tracing it, and reads `.grad` of results after a graph break (torch 2.15).
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
 Tensor = torch.Tensor
-# What a pass does to the tensor `b`; in the backward pass, with the gradient, in the forward pass with a sum of the input.
+# A pass's write to the tensor `b`. The second argument is the sum of the input (forward pass) or of the gradient (backward pass).
 Write = Callable[[Tensor, Tensor], Any]
 
 FORWARD: dict[str, Write] = {
     "nothing": lambda b, _: None,
     "a number": lambda b, _: b.add_(1),
-    "what is computed": lambda b, value: b.add_(value),
+    "the sum": lambda b, value: b.add_(value),
     "several": lambda b, _: (b.add_(1), b.mul_(2)),
     "a view": lambda b, _: b[:2].add_(1),
     "a counter": lambda b, _: b[0].add_(1),
@@ -35,7 +35,7 @@ BACKWARD: dict[str, Write] = {
     "the gradient": lambda b, value: b.add_(value),
     "a view": lambda b, _: b[1:].mul_(10),
     "a view, the gradient": lambda b, value: b[1:].add_(value),
-    "its own": lambda b, _: b.copy_(b.flip(0)),
+    "its own values": lambda b, _: b.copy_(b.flip(0)),
 }
 
 
@@ -45,7 +45,7 @@ def function_of(forward: Callable[..., Any], backward: Callable[..., Any]) -> Ca
     return function
 
 
-def writer(first: Write, second: Write) -> Callable[[Tensor, Tensor], Tensor]:
+def function_with_writes(first: Write, second: Write) -> Callable[[Tensor, Tensor], Tensor]:
     def forward(ctx: Any, x: Tensor, b: Tensor) -> Tensor:
         first(b, x.sum())
         ctx.b = b
@@ -59,12 +59,12 @@ def writer(first: Write, second: Write) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, b: apply(x, b).sin()
 
 
-def keeper(kept: Callable[[Tensor], Tensor], result: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function that keeps a tensor of its own, and changes it in the backward pass."""
+def function_with_saved_tensor(saved: Callable[[Tensor], Tensor], result: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that saves a tensor of its own, and changes it in the backward pass."""
 
     def forward(ctx: Any, x: Tensor, b: Tensor) -> Tensor:
         y = x * 2
-        ctx.whole, ctx.kept = y, kept(y)
+        ctx.whole, ctx.kept = y, saved(y)
         return result(y)
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -74,8 +74,8 @@ def keeper(kept: Callable[[Tensor], Tensor], result: Callable[[Tensor], Tensor])
     return function_of(forward, backward)
 
 
-def then_plainly(x: Tensor, b: Tensor) -> Tensor:
-    result = writer(FORWARD["nothing"], BACKWARD["a number"])(x, b)
+def followed_by_plain_write(x: Tensor, b: Tensor) -> Tensor:
+    result = function_with_writes(FORWARD["nothing"], BACKWARD["a number"])(x, b)
     b.mul_(2)
     return result
 
@@ -93,12 +93,12 @@ def with_hook(x: Tensor, b: Tensor) -> Tensor:
 
 
 def two_functions(x: Tensor, b: Tensor) -> Tensor:
-    first = writer(FORWARD["a number"], FORWARD["nothing"])
-    return writer(FORWARD["nothing"], BACKWARD["a number"])(first(x, b), b)
+    first = function_with_writes(FORWARD["a number"], FORWARD["nothing"])
+    return function_with_writes(FORWARD["nothing"], BACKWARD["a number"])(first(x, b), b)
 
 
 def scratch(x: Tensor, b: Tensor) -> Tensor:
-    """Writes to tensors that its backward pass has made."""
+    """A function that writes to tensors that its backward pass has created."""
 
     def forward(ctx: Any, x: Tensor, b: Tensor) -> Tensor:
         b.add_(1)
@@ -106,51 +106,54 @@ def scratch(x: Tensor, b: Tensor) -> Tensor:
         return x * 2
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        made = torch.zeros_like(kept).add_(kept)
-        made[0] = 3
-        return grad.clone().mul_(made), None
+        (saved,) = ctx.saved_tensors
+        values = torch.zeros_like(saved).add_(saved)
+        values[0] = 3
+        return grad.clone().mul_(values), None
 
     return function_of(forward, backward)(x, b).sin()
 
 
 OTHERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "a plain write behind it": then_plainly,
+    "a plain write after the function": followed_by_plain_write,
     "a hook": with_hook,
     "two functions": two_functions,
-    "a value of its own": keeper(lambda y: y, torch.sin),
-    "its result": keeper(lambda y: y, lambda y: y),
-    "a view of its own value": keeper(lambda y: y[1:], torch.sin),
-    "a constant": keeper(torch.ones_like, torch.sin),
-    "a view of the input is returned": lambda x, b: (writer(FORWARD["nothing"], BACKWARD["a number"])(x, b), b[1:]),
-    "a view of the input is returned, the gradient": lambda x, b: (writer(FORWARD["nothing"], BACKWARD["the gradient"])(x, b), b[1:]),
+    "a value of its own": function_with_saved_tensor(lambda y: y, torch.sin),
+    "its result": function_with_saved_tensor(lambda y: y, lambda y: y),
+    "a view of its own value": function_with_saved_tensor(lambda y: y[1:], torch.sin),
+    "a constant": function_with_saved_tensor(torch.ones_like, torch.sin),
+    "a view of the input is returned": lambda x, b: (function_with_writes(FORWARD["nothing"], BACKWARD["a number"])(x, b), b[1:]),
+    "a view of the input is returned, the gradient": lambda x, b: (
+        function_with_writes(FORWARD["nothing"], BACKWARD["the gradient"])(x, b),
+        b[1:],
+    ),
 }
 COMPILED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "scratch": scratch,
-    "the input is returned": lambda x, b: (writer(FORWARD["nothing"], BACKWARD["the gradient"])(x, b), b),
-    **{f"{name} behind nothing": writer(FORWARD["nothing"], write) for name, write in BACKWARD.items()},
+    "the input is returned": lambda x, b: (function_with_writes(FORWARD["nothing"], BACKWARD["the gradient"])(x, b), b),
+    **{f"{name}, backward only": function_with_writes(FORWARD["nothing"], write) for name, write in BACKWARD.items()},
 }
 
 
 def history(function: Callable[[Tensor, Tensor], Any]) -> list[tuple[Tensor, ...]]:
-    """All values after each pass."""
+    """Returns copies of all values after each pass."""
     x, b = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), torch.tensor([1.0, 2.0, 3.0])
-    found: list[tuple[Tensor, ...]] = []
+    values: list[tuple[Tensor, ...]] = []
 
-    def note(*results: Tensor) -> None:
-        found.append(tuple(item.detach().clone() for item in (x, b, *results, torch.zeros(()) if x.grad is None else x.grad)))
+    def record(*results: Tensor) -> None:
+        values.append(tuple(item.detach().clone() for item in (x, b, *results, torch.zeros(()) if x.grad is None else x.grad)))
 
     results = function(x, b)
     results = results if isinstance(results, tuple) else (results,)
-    note(*results)
+    record(*results)
     for _ in range(2):
         results[0].sum().backward(retain_graph=True)
-        note(*results)
-    again = function(x, b)
-    note(*results, *(again if isinstance(again, tuple) else (again,)))
+        record(*results)
+    second_results = function(x, b)
+    record(*results, *(second_results if isinstance(second_results, tuple) else (second_results,)))
     results[0].sum().backward()
-    note(*results)
-    return found
+    record(*results)
+    return values
 
 
 def _fallbacks() -> int:
@@ -161,7 +164,7 @@ def _fallbacks() -> int:
 @pytest.mark.parametrize("second", BACKWARD)
 @pytest.mark.parametrize("first", [name for name in FORWARD if name != "nothing"])
 def test_writes_in_both_passes(first: str, second: str) -> None:
-    function = writer(FORWARD[first], BACKWARD[second])
+    function = function_with_writes(FORWARD[first], BACKWARD[second])
     torch.testing.assert_close(history(torch.compile(function, backend="dynaxla")), history(function))
 
 
@@ -174,15 +177,17 @@ def test_other_writes_in_the_backward_pass(name: str, dynamic: bool | None) -> N
 
 @pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("name", COMPILED)
-def test_writes_of_one_pass_are_compiled(name: str) -> None:
+def test_writes_of_one_pass_need_no_fallback(name: str) -> None:
     before = _fallbacks()
     torch.testing.assert_close(history(torch.compile(COMPILED[name], backend="dynaxla")), history(COMPILED[name]))
     assert _fallbacks() == before
 
 
-def test_without_the_fallback_it_is_refused() -> None:
+def test_writes_in_both_passes_without_fallback_are_refused() -> None:
     x, b = torch.ones(3, requires_grad=True), torch.ones(3)
-    compiled = torch.compile(writer(FORWARD["a number"], BACKWARD["a number"]), backend="dynaxla", options={"fallback": "error"})
+    compiled = torch.compile(
+        function_with_writes(FORWARD["a number"], BACKWARD["a number"]), backend="dynaxla", options={"fallback": "error"}
+    )
     with pytest.raises(
         UnsupportedTensor, match=r"its backward pass writes with aten.add_.Tensor to memory that its forward pass created or wrote to"
     ):

@@ -1,8 +1,8 @@
-"""Random chains of views of a few tensors, with writes in between, as source text: what one write changes, every alias shows.
+"""Random programs of chained views of a few tensors and writes between them, as source text. Each alias must show each write.
 
     PYTHONPATH=tests python -m cases.aliased_views COUNT SEED [eager] [lazy] [compiled]
 
-compares so many on the device "jax" with the CPU. All values are whole numbers, so every dtype is compared exactly.
+compares COUNT programs on the device "jax" with the CPU. All values are integers, so every dtype is compared exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import dynaxla
 from cases.conformance.judge import significant_strides
 
 MODES = ("eager", "lazy", "compiled")
-_RAISES, _LIES = "raises", "lie as"
+_RAISES, _LAYOUTS = "raises", "have the layouts"
 _BASES = (
     "torch.arange(24, dtype=torch.float32, device=device).reshape(2, 3, 4)",
     "torch.arange(36, dtype=torch.int32, device=device).reshape(6, 6)",
@@ -31,19 +31,25 @@ _BASES = (
 
 
 def addresses(tensor: torch.Tensor) -> list[int]:
-    """Where in its storage each element's first byte is."""
+    """Returns, for each element, the offset of the first byte in the storage."""
     ranges = [range(0, size * step, step) if step else [0] * size for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    return [(tensor.storage_offset() + sum(place)) * tensor.element_size() for place in itertools.product(*ranges)]
+    return [(tensor.storage_offset() + sum(offsets)) * tensor.element_size() for offsets in itertools.product(*ranges)]
 
 
 def _bytes(tensor: torch.Tensor) -> set[tuple[int, int]]:
     storage = tensor.untyped_storage()._cdata
-    return {(storage, first + more) for first in addresses(tensor) for more in range(tensor.element_size())}
+    return {(storage, first + index) for first in addresses(tensor) for index in range(tensor.element_size())}
 
 
 @dataclass(frozen=True)
 class Program:
-    """bases, lines: source text; names: what each line makes, "" if it writes."""
+    """A program.
+
+    Attributes:
+        bases: Source text of the base tensors.
+        lines: Source text of the views and writes.
+        names: The name of the tensor that each line creates; "" for a write.
+    """
 
     seed: int
     bases: tuple[str, ...]
@@ -55,7 +61,7 @@ class Program:
         return tuple("ab"[: len(self.bases)])
 
     def source(self) -> str:
-        """A function of the bases and a device: all values after each write, and all tensors at the end."""
+        """Returns a function of the bases and a device. It returns all values after each write, and all tensors at the end."""
         text, known = [f"def function({', '.join(self.base_names)}, device):", "    seen = []"], list(self.base_names)
         for line, name in zip(self.lines, self.names, strict=True):
             text.append(f"    {line}")
@@ -67,9 +73,9 @@ class Program:
         return [eval(base, {"torch": torch, "device": device}) for base in self.bases]
 
     def function(self) -> Any:
-        found: dict[str, Any] = {"torch": torch}
-        exec(self.source(), found)
-        return found["function"]
+        namespace: dict[str, Any] = {"torch": torch}
+        exec(self.source(), namespace)
+        return namespace["function"]
 
 
 class _Writer:
@@ -84,7 +90,7 @@ class _Writer:
             self.tensors[name] = eval(base, {"torch": torch, "device": "cpu"})
         written = False
         for step in range(steps):
-            # What follows the first write is a mixture, and the last step writes.
+            # After the first write, views and writes are mixed. The last step is a write.
             if step == steps - 1 or self.random.random() < (0.5 if written or step > 1 else 0):
                 written |= self._write()
             else:
@@ -94,7 +100,7 @@ class _Writer:
         return Program(self.seed, self.bases, tuple(self.lines), tuple(self.names))
 
     def _run(self, line: str) -> bool:
-        """Whether the CPU accepts the line; only then it is part of the program."""
+        """Adds a line to the program and returns True, if the CPU accepts the line."""
         variables = {"torch": torch, "device": "cpu", **self.tensors}
         try:
             exec(line, variables)
@@ -102,16 +108,16 @@ class _Writer:
             return False
         name = line.partition(" = ")[0] if line.partition(" = ")[0].isidentifier() else ""
         if name:
-            made = variables[name]
-            if not 0 < made.numel() <= 60:
+            created = variables[name]
+            if not 0 < created.numel() <= 60:
                 return False
-            self.tensors[name] = made
+            self.tensors[name] = created
         self.lines.append(line)
         self.names.append(name)
         return True
 
     def _pick(self) -> tuple[str, torch.Tensor]:
-        # The newest are the ends of the longest chains.
+        # The newest tensors are at the ends of the longest chains.
         names = list(self.tensors)
         name = names[-1] if self.random.random() < 0.4 else self.random.choice(names)
         return name, self.tensors[name]
@@ -119,10 +125,10 @@ class _Writer:
     def _view(self) -> None:
         for _ in range(20):
             name, tensor = self._pick()
-            if self._run(f"v{len(self.tensors)} = {name}{self._way(name, tensor)}"):
+            if self._run(f"v{len(self.tensors)} = {name}{self._random_view(name, tensor)}"):
                 return
 
-    def _way(self, name: str, x: torch.Tensor) -> str:
+    def _random_view(self, name: str, x: torch.Tensor) -> str:
         rng = self.random
         if not x.dim():
             return rng.choice([".reshape(1)", "[None]", ".expand(2)"])
@@ -131,7 +137,7 @@ class _Writer:
         size = x.shape[dim]
         start = rng.randrange(size)
         length = rng.randint(1, size - start)
-        ways = [
+        views = [
             f"[{':, ' * dim}{start}:{start + length}]",
             f"[{':, ' * dim}{rng.randrange(2)}::2]",
             f"[..., {rng.randrange(-x.shape[-1], x.shape[-1])}]",
@@ -155,40 +161,40 @@ class _Writer:
             ".clone()",
         ]
         if name in ("a", "b") and not x.is_complex():
-            ways += [f".as_strided({rng.choice(['(2, 3), (6, 1), 1', '(3,), (2,)', '(2, 2), (1, 4), 2', '(4,), (3,), 3'])})"] * 2
+            views += [f".as_strided({rng.choice(['(2, 3), (6, 1), 1', '(3,), (2,)', '(2, 2), (1, 4), 2', '(4,), (3,), 3'])})"] * 2
         if x.is_complex():
-            ways += [".real", ".imag", ".conj()", ".mH", ".resolve_conj()"] * 2
-            ways += ["__as_real"] * 3
+            views += [".real", ".imag", ".conj()", ".mH", ".resolve_conj()"] * 2
+            views += ["__as_real"] * 3
         if x.dtype == torch.float32:
-            ways += ["__as_complex"] * 2
+            views += ["__as_complex"] * 2
         if not x.is_floating_point() and not x.is_complex():
-            ways += [f".view(torch.{rng.choice(['int16', 'int32', 'uint8', 'int64'])})"] * 4
-        way = rng.choice(ways)
-        if way.startswith("__as"):
-            return f"[...]; v{len(self.tensors)} = torch.view{way[1:]}({name})"
-        return way
+            views += [f".view(torch.{rng.choice(['int16', 'int32', 'uint8', 'int64'])})"] * 4
+        view = rng.choice(views)
+        if view.startswith("__as"):
+            return f"[...]; v{len(self.tensors)} = torch.view{view[1:]}({name})"
+        return view
 
     def _write(self) -> bool:
         for _ in range(30):
             name, tensor = self._pick()
-            places = addresses(tensor)
-            whole = _bytes(tensor)
-            if len(whole) == len(places) * tensor.element_size() and self._run(self._change(name, tensor, whole)):
+            offsets = addresses(tensor)
+            bytes_of_tensor = _bytes(tensor)
+            if len(bytes_of_tensor) == len(offsets) * tensor.element_size() and self._run(self._change(name, tensor, bytes_of_tensor)):
                 return True
         return False
 
-    def _value(self, tensor: torch.Tensor, whole: set[tuple[int, int]]) -> str:
-        """Of the tensor's shape and dtype: another one where they share nothing, or a copy, or new numbers."""
-        like = [(n, t) for n, t in self.tensors.items() if t.shape == tensor.shape and t.dtype == tensor.dtype]
-        if like and self.random.random() < 0.7:
-            name, found = self.random.choice(like)
-            return name if whole.isdisjoint(_bytes(found)) else f"{name}.clone()"
+    def _value(self, tensor: torch.Tensor, bytes_of_tensor: set[tuple[int, int]]) -> str:
+        """Returns a value of the tensor's shape and dtype: another tensor, which is cloned if they share memory, or new numbers."""
+        candidates = [(n, t) for n, t in self.tensors.items() if t.shape == tensor.shape and t.dtype == tensor.dtype]
+        if candidates and self.random.random() < 0.7:
+            name, candidate = self.random.choice(candidates)
+            return name if bytes_of_tensor.isdisjoint(_bytes(candidate)) else f"{name}.clone()"
         return f"torch.arange({tensor.numel()}, device=device).reshape({tuple(tensor.shape)}).to({tensor.dtype})"
 
-    def _change(self, name: str, x: torch.Tensor, whole: set[tuple[int, int]]) -> str:
+    def _change(self, name: str, x: torch.Tensor, bytes_of_tensor: set[tuple[int, int]]) -> str:
         rng, shape = self.random, tuple(x.shape)
         number = rng.randint(1, 9)
-        value = self._value(x, whole)
+        value = self._value(x, bytes_of_tensor)
         mask = f"(torch.arange({x.numel()}, device=device) % {rng.randint(2, 3)} == 0).reshape({shape})"
         changes = [
             f"{name}.add_({number})", f"{name}.add_({value})", f"{name}.copy_({value})", f"{name}.fill_({number})", f"{name}.zero_()",
@@ -202,15 +208,15 @@ class _Writer:
             index = f"torch.tensor({chosen}, device=device)"
             part = f"{value}[:{len(chosen)}].clone()"
             dim = rng.randrange(x.dim())
-            place = f"torch.full({tuple(1 if d == dim else s for d, s in enumerate(shape))}, {rng.randrange(shape[dim])}, device=device)"
+            position = f"torch.full({tuple(1 if d == dim else s for d, s in enumerate(shape))}, {rng.randrange(shape[dim])}, device=device)"
             changes += [
                 f"{name}.index_put_(({index},), {part})",
                 f"{name}.index_put_(({index},), {part}, accumulate=True)",
                 f"{name}.index_copy_(0, {index}, {part})",
                 f"{name}.index_add_(0, {index}, {part})",
                 f"{name}.index_fill_(0, {index}, {number})",
-                f"{name}.scatter_({dim}, {place}, {number})",
-                f"{name}.scatter_add_({dim}, {place}, {value})",
+                f"{name}.scatter_({dim}, {position}, {number})",
+                f"{name}.scatter_add_({dim}, {position}, {value})",
                 f"{name}[{rng.randrange(size)}] += {number}",
                 f"{name}[{mask}] = {number}",
                 f"{name}[{rng.randrange(size)}:].add_({number})",
@@ -222,12 +228,16 @@ def generate(seed: int, steps: int = 10) -> Program:
     return _Writer(seed, steps).program()
 
 
-def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return mine.dtype == theirs.dtype and torch.equal(mine.detach().cpu().resolve_conj(), theirs.detach().resolve_conj())
+def _same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return actual.dtype == expected.dtype and torch.equal(actual.detach().cpu().resolve_conj(), expected.detach().resolve_conj())
 
 
 def _facts(tensors: Sequence[torch.Tensor], exact: bool) -> list[Any]:
-    """How tensors lie, and which share a storage. exact: offsets too, and strides of dimensions of size 1."""
+    """Returns the layout of each tensor, and which tensors share a storage.
+
+    Args:
+        exact: True to include offsets, and strides of dimensions of size 1.
+    """
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
     return [
         (
@@ -239,21 +249,21 @@ def _facts(tensors: Sequence[torch.Tensor], exact: bool) -> list[Any]:
 
 
 def difference(program: Program, mode: str) -> str:
-    """How the device differs from the CPU in a mode; "" if it does not.
+    """Returns how the device differs from the CPU in a mode; "" if it does not.
 
-    A compiled program may raise where torch's own "aot_eager" does, and its tensors may have the strides and conjugate bits that they have
-    there; its values may not be wrong, even where those are.
+    A compiled program may raise if torch's "aot_eager" raises, and its tensors may have aot_eager's strides and conjugate bits. Its values
+    must be right, even if aot_eager's are wrong.
     """
     function = program.function()
     expected = function(*program.make("cpu"), "cpu")
-    found = _raised_or_different(program, expected, lambda: _on_the_device(program, mode), mode != "compiled")
-    if found.startswith((_RAISES, _LIES)) and mode == "compiled":
+    problem = _raised_or_different(program, expected, lambda: _on_the_device(program, mode), mode != "compiled")
+    if problem.startswith((_RAISES, _LAYOUTS)) and mode == "compiled":
         torch._dynamo.reset()
         compiled = torch.compile(function, backend="aot_eager", dynamic=False)
-        own = _raised_or_different(program, expected, lambda: compiled(*program.make("cpu"), "cpu"), False)
-        if own == found or (own.startswith(_RAISES) and found.startswith(_RAISES)):
+        aot_problem = _raised_or_different(program, expected, lambda: compiled(*program.make("cpu"), "cpu"), False)
+        if aot_problem == problem or (aot_problem.startswith(_RAISES) and problem.startswith(_RAISES)):
             return ""
-    return found
+    return problem
 
 
 def _on_the_device(program: Program, mode: str) -> Any:
@@ -271,16 +281,16 @@ def _raised_or_different(program: Program, expected: Any, run: Callable[[], Any]
     except Exception as error:
         return f"{_RAISES} {type(error).__name__}: {str(error)[:600]}"
     writes = [line for line, name in zip(program.lines, program.names, strict=True) if not name]
-    for line, mine, theirs in zip(writes, actual[0], expected[0], strict=True):
-        if wrong := [index for index, pair in enumerate(zip(mine, theirs, strict=True)) if not _same(*pair)]:
-            at = wrong[0]
-            return f"after {line}: tensor {at} is {mine[at].tolist()}, not {theirs[at].tolist()}"
-    for at, (one, other) in enumerate(zip(actual[1], expected[1], strict=True)):
-        if not _same(one, other):
-            return f"at the end: tensor {at} is {one.tolist()}, not {other.tolist()}"
-    mine, theirs = (_facts(tensors, exact) for tensors in (actual[1], expected[1]))
-    if mine != theirs:
-        return f"{_LIES} {mine}, not {theirs}"
+    for line, actual_tensors, expected_tensors in zip(writes, actual[0], expected[0], strict=True):
+        if wrong_indices := [index for index, pair in enumerate(zip(actual_tensors, expected_tensors, strict=True)) if not _same(*pair)]:
+            index = wrong_indices[0]
+            return f"after {line}: tensor {index} is {actual_tensors[index].tolist()}, not {expected_tensors[index].tolist()}"
+    for index, (actual_tensor, expected_tensor) in enumerate(zip(actual[1], expected[1], strict=True)):
+        if not _same(actual_tensor, expected_tensor):
+            return f"at the end: tensor {index} is {actual_tensor.tolist()}, not {expected_tensor.tolist()}"
+    actual_facts, expected_facts = (_facts(tensors, exact) for tensors in (actual[1], expected[1]))
+    if actual_facts != expected_facts:
+        return f"{_LAYOUTS} {actual_facts}, not {expected_facts}"
     return ""
 
 
@@ -288,8 +298,8 @@ def failures(seeds: Sequence[int], modes: Sequence[str] = MODES) -> Iterator[str
     for seed in seeds:
         program = generate(seed)
         for mode in modes:
-            if found := difference(program, mode):
-                yield f"seed {seed}, {mode}: {found}\n{program.bases}\n{program.source()}"
+            if problem := difference(program, mode):
+                yield f"seed {seed}, {mode}: {problem}\n{program.bases}\n{program.source()}"
 
 
 if __name__ == "__main__":

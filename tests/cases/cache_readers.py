@@ -1,4 +1,4 @@
-"""Attention of decoders that reads a cache with a few new slices, written by hand and at random."""
+"""Decoder attention that reads a cache in which a few slices are updated: functions written by hand, and random ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from torch.nn import functional as F
 
 aten = torch.ops.aten
 
-# Batch, heads, heads of the cache, its length, size of a head.
+# The batch size, the numbers of query heads and of key heads, the length of the cache, and the size of a head.
 BATCH, HEADS, KEY_HEADS, LENGTH, SIZE = 2, 6, 2, 32, 16
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Caches (batch, key heads, length, size), with NaNs and infinities in the slices that `at` names; queries (batch, heads, 3, size); two
-    new slices of each cache, and their places, one of which counts from the end; masks (batch, 1, 3, length), true where a score counts,
-    and added."""
+    """The inputs of a reader.
+
+    Attributes:
+        keys, values: Caches (batch, key heads, length, size). Slices at the positions `at` have NaNs and infinities.
+        query: Queries (batch, heads, 3, size).
+        key, value: Two new slices of each cache.
+        at: The positions of the new slices.
+        mask: A mask (batch, 1, 3, length): True where a score counts.
+        bias: The mask as a tensor to add to scores.
+    """
 
     keys: Tensor
     values: Tensor
@@ -32,31 +39,31 @@ class Inputs:
     bias: Tensor
 
     @staticmethod
-    def make(dtype: torch.dtype, seed: int = 0, is_finite: bool = False) -> Inputs:
-        """is_finite: whether the caches have no NaNs and infinities."""
-        make = torch.Generator().manual_seed(seed)
+    def generator(dtype: torch.dtype, seed: int = 0, is_finite: bool = False) -> Inputs:
+        """Makes inputs. With is_finite, the caches have no NaNs and infinities."""
+        generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=make).to(dtype)
+            return torch.randn(shape, generator=generator).to(dtype)
 
         cache, new = (BATCH, KEY_HEADS, LENGTH, SIZE), (BATCH, KEY_HEADS, 2, SIZE)
         keys, values, at = normal(*cache), normal(*cache), torch.tensor([5, LENGTH - 3])
         if not is_finite:
             keys[:, :, at], values[:, :, 5], values[:, :, LENGTH - 3] = torch.nan, torch.inf, torch.nan
-        mask = torch.rand(BATCH, 1, 3, LENGTH, generator=make) < 0.7
+        mask = torch.rand(BATCH, 1, 3, LENGTH, generator=generator) < 0.7
         bias = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
         return Inputs(keys, values, normal(BATCH, HEADS, 3, SIZE), normal(*new), normal(*new), at, mask, bias)
 
 
 def repeated(x: Tensor) -> Tensor:
-    """Each head of a cache for all queries that it serves, as transformers has it."""
+    """Repeats each head of a cache for all query heads that it serves, as transformers does."""
     batch, heads, length, size = x.shape
     times = HEADS // heads
     return x[:, :, None].expand(batch, heads, times, length, size).reshape(batch, heads * times, length, size)
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """By hand, with the softmax in float32."""
+    """Attention from matrix products, with the softmax in float32."""
     scores = query @ repeated(keys).transpose(2, 3) * 0.25 + bias
     return F.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ repeated(values)
 
@@ -78,13 +85,13 @@ def index_put(x: Tensor, new: Tensor, at: Tensor) -> Tensor:
 
 
 def slices(x: Tensor, new: Tensor) -> Tensor:
-    """Both slices in places that are known."""
+    """Updates both slices at constant positions."""
     x = torch.slice_scatter(x, new[:, :, :1], 2, 5, 6)
     return torch.select_scatter(x, new[:, :, 1], 2, LENGTH - 3)
 
 
 def by_sample(x: Tensor, new: Tensor, at: Tensor, from_end: bool = False) -> Tensor:
-    """Each sample at positions of its own; here they are the same."""
+    """Updates each sample at positions of its own, which are the same here."""
     samples = torch.arange(-len(x), 0) if from_end else torch.arange(len(x))
     return aten.index_put(x, [samples[:, None], None, at[None]], new.transpose(1, 2))
 
@@ -94,7 +101,7 @@ def scatter(x: Tensor, new: Tensor, at: Tensor) -> Tensor:
 
 
 def _one_each(i: Inputs) -> Tensor:
-    """A position for each sample; of the other samples, the old slices there count. A second update for one of them comes later."""
+    """Each sample is updated at a position of its own, where the other samples keep old slices. A second update of a sample follows."""
     keys, values = (x.nan_to_num(1, 2, 3) for x in (i.keys, i.values))
     keys, values = (aten.index_put(x, [torch.arange(BATCH), None, i.at], new[:, :, 0]) for x, new in ((keys, i.key), (values, i.value)))
     last = [torch.tensor([1]), None, i.at[1:]]
@@ -103,7 +110,7 @@ def _one_each(i: Inputs) -> Tensor:
 
 
 def _written_twice(i: Inputs) -> Tensor:
-    """Of two slices for one place the last counts: of the first not even a NaN does."""
+    """The last of two slices for one position counts. A NaN in the first one has no effect."""
     samples, at = torch.tensor([[0], [1]]), torch.tensor([[5, LENGTH - 3, 5], [LENGTH - 3, 5, LENGTH - 3]])
 
     def change(x: Tensor, new: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ def _samples_in_rows(i: Inputs) -> Tensor:
 
 
 def _slots(i: Inputs) -> Tensor:
-    """Caches whose rows are counted through all samples, and whose heads lie in one row."""
+    """Caches whose rows are numbered through all samples, with all heads in a row."""
 
     def change(x: Tensor, new: Tensor) -> Tensor:
         slots = (torch.arange(BATCH)[:, None] * LENGTH + i.at).flatten()
@@ -144,7 +151,7 @@ def _wide_rows(i: Inputs) -> Tensor:
 
 
 def _pages(i: Inputs) -> Tensor:
-    """One head's caches in pages of four; the sum is over both of a slice's places."""
+    """The caches of one head, in pages of four. Two indices address a slice."""
     query, (keys, values) = i.query[0, 0], (x[0, 0].view(-1, 4, SIZE) for x in (i.keys, i.values))
     at = [i.at // 4, i.at % 4]
     keys, values = (aten.index_put(x, at, new[0, 0]).view(LENGTH, SIZE) for x, new in ((keys, i.key), (values, i.value)))
@@ -160,26 +167,26 @@ def _one_sample(i: Inputs) -> Tensor:
 
 
 def _whole_heads(i: Inputs) -> Tensor:
-    """Samples' heads are new: dimensions that both operands keep."""
+    """Whole heads of samples are new: the update is along dimensions that both operands keep."""
     keys = aten.index_put(i.keys.nan_to_num(), [torch.tensor([0, 1]), torch.tensor([1, 0])], i.key[:, 0].repeat(1, LENGTH // 2, 1))
     return i.query @ repeated(keys).transpose(2, 3)
 
 
 def _single_numbers(i: Inputs) -> Tensor:
-    """What is new is summed in one dimension and kept in the other: no slices."""
+    """The update is along a dimension that is summed and one that is kept, so it has no slices."""
     keys = aten.index_put(i.keys.nan_to_num(), [None, None, i.at, i.at[:1]], i.key[:, :, :, 0])
     return i.query @ repeated(keys).transpose(2, 3)
 
 
 def _twice(i: Inputs) -> Tensor:
-    """Two updates one after the other, of which the second writes over some of the first."""
+    """Two updates in turn. The second overwrites some slices of the first."""
     first = both(i, lambda x, new: index_copy(x, new, i.at))
     keys, values = (index_put(x, -new[:, :, :1], i.at[1:]) for x, new in zip(first, (i.key, i.value), strict=True))
     return attention(i.query, keys, values, i.bias)
 
 
 def _in_rows(i: Inputs) -> Tensor:
-    """Caches (batch, length, heads, size), as they lie behind a projection."""
+    """Caches (batch, length, heads, size), the layout after a projection."""
     keys, values = (x.transpose(1, 2).contiguous() for x in (i.keys, i.values))
     keys, values = (x.index_copy(1, i.at, new.transpose(1, 2)) for x, new in ((keys, i.key), (values, i.value)))
     return fused(i, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=i.bias)
@@ -204,20 +211,20 @@ def _one_number(i: Inputs) -> Tensor:
 
 
 def _one_head(i: Inputs) -> Tensor:
-    """Matrices, without batch or heads, and a mask that is computed."""
+    """Matrices without batch or heads, and a computed mask."""
     keys, values = (x[0, 0].index_copy(0, i.at, new[0, 0]) for x, new in ((i.keys, i.key), (i.values, i.value)))
     scores = (i.query[0, 0] @ keys.t()).masked_fill(torch.arange(LENGTH) > i.at[1], -torch.inf)
     return F.softmax(scores, -1) @ values
 
 
 def _one_cache(i: Inputs) -> Tensor:
-    """Keys that are the values too."""
+    """The keys are also the values."""
     keys = index_copy(i.values, i.key, i.at)
     return fused(i, keys, keys, attn_mask=i.bias)
 
 
 def _duplicates(i: Inputs) -> Tensor:
-    """The last slice of those for one place counts. Of the others not even a NaN does."""
+    """The last of several slices for one position counts. A NaN in another one has no effect."""
     at, new = torch.tensor([5, LENGTH - 3, 5]), torch.cat([torch.full_like(i.key[:, :, :1], torch.nan), i.key.flip(2)], 2)
     values = torch.cat([torch.full_like(i.value[:, :, :1], torch.inf), i.value.flip(2)], 2)
     return attention(i.query, index_copy(i.keys, new, at), index_copy(i.values, values, at), i.bias)
@@ -234,7 +241,7 @@ def _in_a_list(i: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _from_itself(i: Inputs) -> Tensor:
-    """The new slices are others of the cache."""
+    """The new slices are other slices of the cache."""
     keys = index_copy(i.keys, i.keys[:, :, 7:9], i.at)
     return attention(i.query, keys, index_copy(i.values, i.values[:, :, 1:3] * 2, i.at), i.bias)
 
@@ -249,7 +256,7 @@ def _by_batch(i: Inputs) -> Tensor:
     return i.query @ repeated(i.keys.nan_to_num().index_copy(0, i.at[:1] - 4, i.key[:1].repeat(1, 1, LENGTH // 2, 1))).transpose(2, 3)
 
 
-def _one(i: Inputs) -> Tensor:
+def _one_at_a_time(i: Inputs) -> Tensor:
     keys, values = both(i, lambda x, new: index_copy(x, new[:, :, :1], i.at[:1]))
     keys, values = (aten.index_put(x, [None, None, i.at[1] - LENGTH], new[:, :, 1]) for x, new in ((keys, i.key), (values, i.value)))
     return fused(i, keys, values, attn_mask=i.bias)
@@ -263,7 +270,11 @@ def _single_query(i: Inputs) -> Tensor:
 
 @dataclass(frozen=True)
 class Reader:
-    """Attributes: run; by_parts (how many products need not have an updated tensor as a whole)."""
+    """A function that updates and reads the caches.
+
+    Attributes:
+        by_parts: The number of products that can be computed without a whole updated tensor.
+    """
 
     run: Callable[[Inputs], Tensor | tuple[Tensor, ...]]
     by_parts: int = 2
@@ -285,7 +296,7 @@ READERS = {
     "one number": Reader(_one_number, 1),
     "one head": Reader(_one_head),
     "one cache": Reader(_one_cache),
-    "one at a time": Reader(_one),
+    "one at a time": Reader(_one_at_a_time),
     "a single query": Reader(_single_query),
     "duplicates": Reader(_duplicates),
     "from itself": Reader(_from_itself),
@@ -309,7 +320,7 @@ READERS = {
 
 
 def by_chance(seed: int) -> Callable[[Inputs], Tensor]:
-    """A product with a cache, or its transpose, after updates of any kind."""
+    """Returns a random function: a product with a cache, or its transpose, after updates of any kind."""
     draw = random.Random(seed)
     kinds = draw.choices(["copy", "put", "slice", "select", "sample", "scatter"], k=draw.randint(1, 3))
     steps = [(kind, draw.randrange(LENGTH - 2), draw.choice([1, -1])) for kind in kinds]

@@ -1,4 +1,4 @@
-"""Random functions that write to places in their inputs, as source text: views, whole and indexed writes, reads in between."""
+"""Random functions that write to parts of their inputs, as source text: views, writes to whole views and by index, reads between writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPE = (3, 4, 5)
 
 
 class Writer:
-    """The lines of one function of tensors a and b (of SHAPE) and i (two whole numbers below three)."""
+    """Writes the source of a function of tensors a and b (of SHAPE) and i (two integers less than three)."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -21,17 +21,17 @@ class Writer:
             ["a", "b", "a[0]", "b.transpose(0, 1)", "a.sum()", "b.clone()", "a[1:] * 2"], self._random.randint(0, 3)
         )
         if self._random.random() < 0.3:
-            lines.insert(len(lines) // 2, f"middle = {self._place('a')[0]}.cos()")
+            lines.insert(len(lines) // 2, f"middle = {self._view('a')[0]}.cos()")
             results.append("middle")
         self.source = "\n    ".join(["def function(a, b, i):", *lines, f"return ({''.join(result + ', ' for result in results)})"])
 
     def function(self) -> Callable[..., Any]:
-        found: dict[str, Any] = {"torch": torch}
-        exec(self.source, found)
-        return found["function"]
+        namespace: dict[str, Any] = {"torch": torch}
+        exec(self.source, namespace)
+        return namespace["function"]
 
-    def _place(self, name: str) -> tuple[str, list[int]]:
-        """A view of an input, and its shape."""
+    def _view(self, name: str) -> tuple[str, list[int]]:
+        """Returns a view of an input, and its shape."""
         text, shape = name, list(SHAPE)
         for _ in range(self._random.randint(0, 3)):
             dim = self._random.randrange(len(shape))
@@ -57,21 +57,21 @@ class Writer:
         return text, shape
 
     def _value(self, name: str, shape: list[int]) -> str:
-        """Something of this shape, or that is broadcast to it; a copy where it lies in the input of this name, which is written."""
-        text, given = self._place(other := self._random.choice("ab"))
+        """Returns a value that has the shape or is broadcast to it. A view of the input with this name, which is written, is cloned."""
+        text, view_shape = self._view(other := self._random.choice("ab"))
         count = torch.Size(shape).numel()
         match self._random.randrange(4):
             case 0:
                 return f"({text}.sum() * 0.1)"
             case 1:
                 return f"(torch.arange({count}).reshape({shape}) * 0.5)"
-            case 2 if given == shape:
+            case 2 if view_shape == shape:
                 return text if name != other else f"{text}.clone()"
         return f"({other} * 0.5 + 1).reshape(-1)[:{count}].reshape({shape})" if count <= 60 else f"{text}.mean()"
 
     def _write(self) -> str:
         name = self._random.choice("ab")
-        text, shape = self._place(name)
+        text, shape = self._view(name)
         dim = self._random.randrange(len(shape))
         size = shape[dim]
         count = self._random.randint(1, min(2, size))

@@ -1,4 +1,4 @@
-"""Functions and modules that one process compiles ahead and another one calls. `main` is the program of the second process."""
+"""Functions and modules that a process compiles ahead of time and another process calls. `main` is the program of the second process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ library.impl("thrice", lambda x: x * 3, "CompositeExplicitAutograd")
 
 @dataclass(frozen=True)
 class Case:
-    """Attributes: make (a function, or a module whose forward is compiled); inputs; options; trains (whether gradients are wanted)."""
+    """A function or a module, and its inputs.
+
+    Attributes:
+        make: Returns a function, or a module whose forward method is compiled.
+        trains: True if gradients are computed.
+    """
 
     make: Callable[[], Any]
     inputs: Callable[[], tuple[Tensor, ...]]
@@ -28,26 +33,31 @@ class Case:
     trains: bool = False
 
     def run(self, owner: Any, function: Callable[..., Any]) -> list[Tensor]:
-        """All that can be seen of two calls: results, gradients, inputs and buffers. function: takes a module as its first argument."""
+        """Returns all tensors that two calls affect: results, gradients, inputs and buffers.
+
+        Args:
+            owner: The function or module that `make` returned.
+            function: Called with the inputs, and with a module as the first argument.
+        """
         torch.manual_seed(1)
         inputs = self.inputs()
-        given = (owner, *inputs) if isinstance(owner, torch.nn.Module) else inputs
-        seen: list[Tensor] = []
+        args = (owner, *inputs) if isinstance(owner, torch.nn.Module) else inputs
+        tensors: list[Tensor] = []
         with torch.set_grad_enabled(self.trains):
             for _ in range(2):
-                result = function(*given)
-                found = list(result) if isinstance(result, tuple) else [result]
+                result = function(*args)
+                results = list(result) if isinstance(result, tuple) else [result]
                 if self.trains:
-                    found[0].square().sum().backward()
-                seen += [tensor.detach().clone() for tensor in (*found, *inputs)]
+                    results[0].square().sum().backward()
+                tensors += [tensor.detach().clone() for tensor in (*results, *inputs)]
         if isinstance(owner, torch.nn.Module):
-            seen += [tensor.detach() for tensor in owner.state_dict().values()]
-            seen += [parameter.grad for parameter in owner.parameters() if parameter.grad is not None]
-        return seen
+            tensors += [tensor.detach() for tensor in owner.state_dict().values()]
+            tensors += [parameter.grad for parameter in owner.parameters() if parameter.grad is not None]
+        return tensors
 
 
 class Counting(torch.nn.Module):
-    """It writes to buffers."""
+    """A module that writes to its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +92,7 @@ class Layers(torch.nn.Module):
 
 
 class Blocks(torch.nn.Module):
-    """Equal ones, which are compiled once."""
+    """Equal blocks, which are compiled once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +140,7 @@ def made(case: Case) -> Any:
 
 
 def compiled(case: Case, owner: Any) -> Any:
-    """Ahead, for the case's inputs. It takes a module as its first argument."""
+    """Compiles ahead of time for the case's inputs. The result takes a module as its first argument."""
     torch._dynamo.reset()
     function = torch.compile(owner, fullgraph=True, backend="dynaxla", options=case.options)
     function = function.forward if isinstance(owner, torch.nn.Module) else function
@@ -139,7 +149,7 @@ def compiled(case: Case, owner: Any) -> Any:
 
 
 def main(folder: str) -> None:
-    """Print, for each case, what differs from eager mode, or nothing, and which work was done again."""
+    """Prints, for each case, the difference from eager mode if there is one, and the counters of repeated work."""
     torch.set_num_threads(1)
     report = {}
     for name, case in CASES.items():
@@ -147,13 +157,13 @@ def main(folder: str) -> None:
         try:
             with Path(folder, name).open("rb") as file:
                 loaded = torch.compiler.load_compiled_function(file, f_globals=globals())
-            seen = case.run(made(case), loaded)
-            eager = made(case)
-            expected = case.run(eager, type(eager).forward if isinstance(eager, torch.nn.Module) else eager)
-            torch.testing.assert_close(seen, expected)
-            assert [tensor.stride() for tensor in seen] == [tensor.stride() for tensor in expected]
-            wrong = ""
+            actual = case.run(made(case), loaded)
+            eager_owner = made(case)
+            expected = case.run(eager_owner, type(eager_owner).forward if isinstance(eager_owner, torch.nn.Module) else eager_owner)
+            torch.testing.assert_close(actual, expected)
+            assert [tensor.stride() for tensor in actual] == [tensor.stride() for tensor in expected]
+            problem = ""
         except Exception as error:
-            wrong = f"{type(error).__name__}: {error}"
-        report[name] = {"wrong": wrong, **{phase: metrics.snapshot().get(phase, 0) for phase in ("capture", "trace", "calls")}}
+            problem = f"{type(error).__name__}: {error}"
+        report[name] = {"wrong": problem, **{phase: metrics.snapshot().get(phase, 0) for phase in ("capture", "trace", "calls")}}
     print(json.dumps(report))

@@ -1,5 +1,6 @@
-"""The most telling calls of op_db, a seeded sample of the suite's other cases, and the suite itself: planted faults are found, runs survive
-crashes and go on."""
+"""The conformance suite on chosen calls of op_db and on a seeded sample of the other cases, and tests of the suite itself: it finds planted
+faults, and its runs survive crashes and continue.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ def quietly() -> Iterator[None]:
         yield
 
 
-# Ops that torch 2.11 itself fails: its shape functions of transforms have other strides than its kernels, and TorchDynamo does not trace
-# quantiles, nor split a tensor without elements.
+# Ops that fail in torch 2.11 itself: its shape functions of Fourier transforms have other strides than its kernels, and TorchDynamo traces
+# neither quantiles nor splits of an empty tensor.
 FAIL_IN_OLDEST = ("fft.", "quantile", "nanquantile", "split", "unsafe_split")
 
 
 def _in_this_torch(group: Sequence[telling.Candidate]) -> Sequence[telling.Candidate]:
-    """telling.txt was chosen from another database: older ones lack some calls, newer ones some ops."""
+    """Returns the calls that this release of torch has. Releases older than that of telling.txt lack calls, newer ones lack ops."""
     group = [item for item in group if item[0].name in entries(item[0].database)]
     if not IS_OLDEST:
         return group
@@ -61,29 +62,29 @@ TELLING = [
 
 @pytest.mark.sample(usual=10)
 @pytest.mark.parametrize("group", TELLING)
-def test_telling_calls(group: Sequence[telling.Candidate]) -> None:
+def test_chosen_calls_agree_with_eager_mode(group: Sequence[telling.Candidate]) -> None:
     group = _in_this_torch(group)
     calls = [telling.call_of(*item) for item in group]
-    wrong = [
+    failures = [
         f"{case}, call {number}: {outcome}: {trial.call.describe()}"
         for (case, number), (_, trial), outcome in zip(group, calls, run_together(calls), strict=True)
         if outcome.verdict != "pass"
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not failures, "\n".join(failures)
 
 
 @functools.cache
 def _sample() -> list[Case]:
-    """Of the cases whose calls none of the telling ones can be."""
+    """Returns a sample of the cases whose calls are not in telling.txt."""
     expected = by_case()
-    known = [case for case in cases() if str(case) not in expected and not telling.is_of(case) and case.kind != "changed_numbers"]
-    return random.Random(SEED).sample(known, CASES)
+    candidates = [case for case in cases() if str(case) not in expected and not telling.is_of(case) and case.kind != "changed_numbers"]
+    return random.Random(SEED).sample(candidates, CASES)
 
 
 @pytest.mark.sample(usual=15)
-@pytest.mark.parametrize("place", range(CASES))
-def test_sample_of_the_databases(place: int) -> None:
-    _check_case(_sample()[place])
+@pytest.mark.parametrize("index", range(CASES))
+def test_sample_of_the_databases(index: int) -> None:
+    _check_case(_sample()[index])
 
 
 def _check_case(case: Case) -> None:
@@ -97,13 +98,13 @@ def _sample_of_refused() -> list[Case]:
     return random.Random(SEED).sample([case for case in cases() if case.kind == "changed_numbers" and str(case) not in expected], CASES)
 
 
-@pytest.mark.parametrize("place", range(CASES))
-def test_what_eager_refuses_is_refused(place: int) -> None:
-    """`make conformance ARGS="--kind error_inputs,changed_numbers"` tries them all."""
-    _check_case(_sample_of_refused()[place])
+@pytest.mark.parametrize("index", range(CASES))
+def test_refused_calls_are_refused_when_compiled(index: int) -> None:
+    """`make conformance ARGS="--kind error_inputs,changed_numbers"` runs all such cases."""
+    _check_case(_sample_of_refused()[index])
 
 
-# The comparison finds planted faults. Each backend below runs the graph as eager does and then spoils the outcome.
+# Planted faults. Each backend below runs the graph in eager mode, then changes the result or the inputs.
 
 Graph = Callable[..., Any]
 
@@ -115,7 +116,7 @@ def _outcome(function: Callable[..., Any], *args: Any, spoil: Callable[[Graph], 
     return Runner(judge.default_tolerance, backend=backend).run(Trial(Call.of(function, args, {})))
 
 
-def _of_result(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Graph], Graph]:
+def _changed_result(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Graph], Graph]:
     return lambda graph: lambda *tensors: tuple(change(result) for result in graph(*tensors))
 
 
@@ -123,7 +124,7 @@ def _on_copies(graph: Graph) -> Graph:
     return lambda *tensors: graph(*copy_tensors(tensors))
 
 
-def _scribbling(graph: Graph) -> Graph:
+def _overwriting_an_input(graph: Graph) -> Graph:
     def run(*tensors: torch.Tensor) -> Any:
         results = graph(*tensors)
         tensors[0].zero_()
@@ -134,20 +135,20 @@ def _scribbling(graph: Graph) -> Graph:
 
 PLANTED: dict[str, tuple[Callable[..., Any], Callable[[Graph], Graph], str]] = {
     "nothing": (torch.sin, lambda graph: graph, ""),
-    "value": (torch.sin, _of_result(lambda x: x + 1e-3), "wrong value"),
-    "one value": (torch.sin, _of_result(lambda x: x.index_fill(0, torch.tensor(0), 0.0)), "wrong value"),
-    "a NaN": (torch.sin, _of_result(lambda x: x.index_fill(0, torch.tensor(0), torch.nan)), "wrong value"),
-    "a lost NaN": (torch.log, _of_result(lambda x: x.nan_to_num(0.0)), "wrong value"),
-    "dtype": (torch.sin, _of_result(torch.Tensor.double), "wrong dtype"),
-    "shape": (torch.sin, _of_result(lambda x: x[:1]), "wrong shape"),
-    "stride": (torch.sin, _of_result(lambda x: x.t().contiguous().t()), "wrong stride"),
-    "conjugate bit": (torch.resolve_conj, _of_result(lambda x: x.conj_physical().conj()), "wrong bits"),
+    "value": (torch.sin, _changed_result(lambda x: x + 1e-3), "wrong value"),
+    "one value": (torch.sin, _changed_result(lambda x: x.index_fill(0, torch.tensor(0), 0.0)), "wrong value"),
+    "a NaN": (torch.sin, _changed_result(lambda x: x.index_fill(0, torch.tensor(0), torch.nan)), "wrong value"),
+    "a lost NaN": (torch.log, _changed_result(lambda x: x.nan_to_num(0.0)), "wrong value"),
+    "dtype": (torch.sin, _changed_result(torch.Tensor.double), "wrong dtype"),
+    "shape": (torch.sin, _changed_result(lambda x: x[:1]), "wrong shape"),
+    "stride": (torch.sin, _changed_result(lambda x: x.t().contiguous().t()), "wrong stride"),
+    "conjugate bit": (torch.resolve_conj, _changed_result(lambda x: x.conj_physical().conj()), "wrong bits"),
     "lost mutation": (torch.Tensor.sin_, _on_copies, "wrong aliasing"),
     "lost mutation, nothing returned": (lambda x: [x.sin_(), None][1], _on_copies, "wrong value"),
-    "needless mutation": (torch.sin, _scribbling, "wrong value"),
-    "lost alias": (lambda x: x[1:], _of_result(torch.clone), "wrong aliasing"),
+    "needless mutation": (torch.sin, _overwriting_an_input, "wrong value"),
+    "lost alias": (lambda x: x[1:], _changed_result(torch.clone), "wrong aliasing"),
     "needless alias": (torch.clone, lambda graph: lambda *tensors: tuple(tensors), "wrong aliasing"),
-    "other object": (lambda x: x.sin_(), _of_result(lambda x: x.view(x.shape)), "wrong aliasing"),
+    "other object": (lambda x: x.sin_(), _changed_result(lambda x: x.view(x.shape)), "wrong aliasing"),
 }
 
 
@@ -188,24 +189,26 @@ def test_accepted_error_input_is_found() -> None:
 def test_wrong_random_distribution_is_found() -> None:
     wide = torch.empty(1000)
     assert _outcome(torch.rand_like, wide, spoil=lambda graph: graph).verdict == "pass"
-    assert _outcome(torch.rand_like, wide, spoil=_of_result(lambda x: x * 2)).label == "wrong value"
-    assert _outcome(torch.rand_like, wide, spoil=_of_result(torch.zeros_like)).label == "wrong value"
+    assert _outcome(torch.rand_like, wide, spoil=_changed_result(lambda x: x * 2)).label == "wrong value"
+    assert _outcome(torch.rand_like, wide, spoil=_changed_result(torch.zeros_like)).label == "wrong value"
 
 
 def _spoil(monkeypatch: pytest.MonkeyPatch, op: torch._ops.OpOverload, function: Callable[..., Any]) -> None:
     internals.replace_lowering(monkeypatch, op, function)
 
 
-# What is close enough.
+# Tolerances.
 
 
-def _values(mine: Any, theirs: Any, wide: Any = None) -> judge.Difference | None:
+def _values(actual: Any, expected: Any, wide: Any = None) -> judge.Difference | None:
     dtype = torch.float32
     reference = None if wide is None else [torch.tensor(wide, dtype=torch.float64)]
-    return judge.values([torch.tensor(mine, dtype=dtype)], [torch.tensor(theirs, dtype=dtype)], judge.default_tolerance, lambda: reference)
+    return judge.values(
+        [torch.tensor(actual, dtype=dtype)], [torch.tensor(expected, dtype=dtype)], judge.default_tolerance, lambda: reference
+    )
 
 
-def test_better_than_eager_is_right() -> None:
+def test_result_nearer_to_the_reference_than_eager_passes() -> None:
     assert _values([1.0, 2.0], [1.1, 2.0]) is not None
     assert _values([1.0, 2.0], [1.1, 2.0], [1.0, 2.0]) is None
     assert _values([1.2, 2.0], [1.1, 2.0], [1.0, 2.0]) is not None
@@ -221,30 +224,30 @@ def test_non_finite_results_must_agree_with_eager_or_the_reference() -> None:
     assert _values([inf], [3e38], [1e39]) is None
 
 
-def test_order_of_equal_values_is_free_but_their_places_are_not() -> None:
+def test_any_order_of_equal_values_passes_but_no_wrong_index() -> None:
     case = Case("op_db", "topk", "float32", "samples")
     trial = next(iter(trials(case)))
     trial.call = Call.of(torch.topk, (torch.tensor([1.0, 1.0, 0.0]), 1), {})
     trial.unique = lambda result, source: [result[0], source.gather(0, result[1])]
 
-    def other_place(place: int) -> Callable[[Graph], Graph]:
-        return lambda graph: lambda *tensors: (graph(*tensors)[0], torch.tensor([place]))
+    def index_of(index: int) -> Callable[[Graph], Graph]:
+        return lambda graph: lambda *tensors: (graph(*tensors)[0], torch.tensor([index]))
 
-    for place, verdict in ((0, "pass"), (1, "pass"), (2, "fail")):
-        runner = Runner(judge.default_tolerance, backend=lambda module, _, place=place: other_place(place)(module.forward))
+    for index, verdict in ((0, "pass"), (1, "pass"), (2, "fail")):
+        runner = Runner(judge.default_tolerance, backend=lambda module, _, index=index: index_of(index)(module.forward))
         assert runner.run(trial).verdict == verdict
 
 
-# Calls as source text.
-
-
-def test_what_the_cpu_finds_in_memory_is_no_difference_of_the_device() -> None:
+def test_uninitialised_values_on_the_cpu_are_not_compared() -> None:
     runner = DeviceRunner(judge.default_tolerance)
-    empty = torch.empty(0, 10), torch.empty(0, dtype=torch.long)  # torch's kernel writes no loss of these
-    lost, double = Call.of(torch.nn.functional.multi_margin_loss, empty, {}), Call.of(torch.mul, (torch.tensor(1.0), 2), {})
-    for call, is_found in ((lost, False), (double, True)):
-        mine, theirs = (Run(call.tensors, torch.tensor(value), None, False) for value in (3.0, 2.0))
-        assert isinstance(runner.compare(Trial(call), mine, theirs), judge.Difference) == is_found
+    empty = torch.empty(0, 10), torch.empty(0, dtype=torch.long)  # torch's kernel does not write the loss of empty inputs
+    uninitialised, product = Call.of(torch.nn.functional.multi_margin_loss, empty, {}), Call.of(torch.mul, (torch.tensor(1.0), 2), {})
+    for call, is_difference in ((uninitialised, False), (product, True)):
+        actual, expected = (Run(call.tensors, torch.tensor(value), None, False) for value in (3.0, 2.0))
+        assert isinstance(runner.compare(Trial(call), actual, expected), judge.Difference) == is_difference
+
+
+# Calls as source text.
 
 
 def test_call_is_written_as_source() -> None:
@@ -266,7 +269,7 @@ def test_copies_keep_storages_strides_and_bits() -> None:
     assert copies[0].data_ptr() != base.data_ptr()
 
 
-# Expected failures, and the summary.
+# Expected failures and the summary.
 
 
 def _result(case: Case, **changes: Any) -> dict[str, Any]:
@@ -306,7 +309,7 @@ def test_summary_counts_an_entry_once_for_each_dtype() -> None:
     assert "| nonzero | decomposition |  | f32: torch.compile raises Unsupported |" in page
 
 
-# Runs: they resume, and outlive a worker that crashes or hangs.
+# Runs resume, and continue after a worker crashes or hangs.
 
 HANGS = 5
 STUB = (
@@ -337,27 +340,27 @@ def _stub() -> tuple[str, ...]:
 
 
 def test_crash_and_hang_fail_their_case_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the worker that says that it will hang is waited for shortly: how long the others take depends on what else the machine does."""
-    receive, silent = pool.Worker._receive, [False]
+    """Only the worker that announces that it hangs has a short time limit: the time of the others depends on the machine's load."""
+    receive, will_hang = pool.Worker._receive, [False]
 
-    def patient(worker: pool.Worker, _: float) -> dict[str, Any]:
-        message = receive(worker, 0.1 if silent[0] else 600)
-        silent[0] = message.get("sample") == HANGS
+    def receive_patiently(worker: pool.Worker, _: float) -> dict[str, Any]:
+        message = receive(worker, 0.1 if will_hang[0] else 600)
+        will_hang[0] = message.get("sample") == HANGS
         return message
 
-    def forgetful(worker: pool.Worker) -> None:
-        silent[0] = False
+    def start_without_limit(worker: pool.Worker) -> None:
+        will_hang[0] = False
         start(worker)
 
     start = pool.Worker._start
-    monkeypatch.setattr(pool.Worker, "_receive", patient)
-    monkeypatch.setattr(pool.Worker, "_start", forgetful)
+    monkeypatch.setattr(pool.Worker, "_receive", receive_patiently)
+    monkeypatch.setattr(pool.Worker, "_start", start_without_limit)
     wanted = [Case("op_db", name, "float32", "samples") for name in ("first", "crash", "second", "hang", "third", "fourth")]
-    found: list[dict[str, Any]] = []
-    pool.run_all(wanted, 1, found.append, max_samples=None, together=1, silence_seconds=1, log=tmp_path / "log", command=_stub())
-    assert [result.get("failed") for result in found] == [{}, {"crashes": 1}, {}, {"hangs": 1}, {}, {}]
-    assert found[1]["examples"]["crashes"] == {"sample": "4", "message": "SIGABRT"}
-    processes = [result["pid"] for result in found if "pid" in result]
+    results: list[dict[str, Any]] = []
+    pool.run_all(wanted, 1, results.append, max_samples=None, together=1, silence_seconds=1, log=tmp_path / "log", command=_stub())
+    assert [result.get("failed") for result in results] == [{}, {"crashes": 1}, {}, {"hangs": 1}, {}, {}]
+    assert results[1]["examples"]["crashes"] == {"sample": "4", "message": "SIGABRT"}
+    processes = [result["pid"] for result in results if "pid" in result]
     assert len(set(processes)) == 3
     assert processes[2] == processes[3]
 

@@ -1,4 +1,4 @@
-"""The list of planted faults: each can be planted and removed, and the draw has faults of all kinds."""
+"""The list of planted faults: each fault can be planted and removed, and a draw has faults of all modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from cases import faults
 
 
-def test_a_draw_of_all_modules() -> None:
+def test_draw_has_faults_of_all_modules() -> None:
     drawn = faults.drawn()
     assert len(set(drawn)) == len(drawn) == faults.COUNT
     assert drawn == faults.drawn()
@@ -15,7 +15,7 @@ def test_a_draw_of_all_modules() -> None:
         assert len(set(drawn) & set(faults.faults_of(module))) >= 2, module
 
 
-def test_names_are_unique() -> None:
+def test_names_of_faults_are_unique() -> None:
     assert len(faults.all_faults()) == sum(len(faults.faults_of(module)) for module in faults.FOLDERS)
 
 

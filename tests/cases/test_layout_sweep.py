@@ -1,4 +1,4 @@
-"""A sample of the sweep over ops and layouts; `make layouts` tries all cases, and lets XLA compute them."""
+"""A sample of the sweep over ops and memory layouts. `make layouts` runs all cases, with results from XLA."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ aten = torch.ops.aten
 LOG_SIGMOID = next(row for row in ROWS if row.op is aten.log_sigmoid_forward.default)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of eager mode's own kernels: deprecated, in beta
-def test_strides_of_a_sample() -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning")  # eager mode's kernels warn of deprecated and beta features
+def test_sample_has_the_strides_of_eager_mode() -> None:
     sample = random.Random(0).sample(list(cases()), 60)
     assert {case.layout for case in sample} == set(LAYOUTS)
     bad = {}
@@ -32,16 +32,16 @@ def test_strides_of_a_sample() -> None:
     assert bad == {}
 
 
-def test_most_rows_are_tried_in_every_layout() -> None:
-    tried = {layout: sum(bool(LayoutCase(row, layout).samples()) for row in ROWS[::40]) for layout in LAYOUTS}
-    assert all(count > 0.8 * len(ROWS[::40]) for count in tried.values()), tried
+def test_most_rows_have_samples_in_every_layout() -> None:
+    rows_with_samples = {layout: sum(bool(LayoutCase(row, layout).samples()) for row in ROWS[::40]) for layout in LAYOUTS}
+    assert all(count > 0.8 * len(ROWS[::40]) for count in rows_with_samples.values()), rows_with_samples
     x = LayoutCase(LOG_SIGMOID, "channels-last").samples()[0][0]
     assert x.is_contiguous(memory_format=torch.channels_last)
     assert not x.is_contiguous()
 
 
-@pytest.mark.parametrize("computed", [promised_strides, quickly_compiled], ids=["by torch", "by XLA"])
-def test_other_strides_are_found(computed: object) -> None:
+@pytest.mark.parametrize("computed", [promised_strides, quickly_compiled], ids=["strides from torch", "strides from XLA"])
+def test_wrong_strides_are_found(computed: object) -> None:
     case = LayoutCase(dataclasses.replace(LOG_SIGMOID), "transposed")
     with computed():  # type: ignore[operator]
         assert differences([case]) == {}
@@ -49,7 +49,7 @@ def test_other_strides_are_found(computed: object) -> None:
             assert "strides" in differences([case])[str(case)]
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_uses_the_known_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--strides", "--match", "^aten.(exp|log_sigmoid_forward).default, (sliced|expanded)", "--results", str(tmp_path / "found")]
     assert main(arguments) == 0
     assert main(arguments) == 0

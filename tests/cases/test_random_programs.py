@@ -1,4 +1,4 @@
-"""Random programs agree with eager mode, and the generator that makes them is repeatable, honest and sharp."""
+"""Random programs agree with eager mode. Their generator is repeatable, avoids undefined results, and finds planted faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cases.random_programs.stepwise import Rejected
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
-# Faults of several kinds that few programs find.
+# Faults of several kinds, each of which few programs suffice to find.
 QUICKLY_FOUND = [
     "mutation_of_an_input_is_lost",
     "alias_of_an_input_is_a_copy",
@@ -52,7 +52,7 @@ def test_random_programs_agree_with_eager_mode(data: st.DataObject) -> None:
 @pytest.mark.sample(usual=1)
 @pytest.mark.quick
 @pytest.mark.parametrize("first", range(100, 220, 20))
-def test_seeded_programs(first: int, quick_xla: None) -> None:
+def test_seeded_programs_agree_with_eager_mode(first: int, quick_xla: None) -> None:
     for seed in range(first, first + 20):
         program, expected = generate(seed)
         verdict = judge(program, expected)
@@ -68,8 +68,8 @@ def test_a_seed_gives_the_same_program_every_time() -> None:
 
 
 @pytest.mark.parametrize("first", [20, 40])
-def test_the_printed_program_does_the_same(first: int) -> None:
-    """The reproducer's calls are those that are observed."""
+def test_printed_program_has_the_observed_results(first: int) -> None:
+    """The calls of the reproducer are the observed calls."""
     for seed in range(first, first + 15):
         program, expected = generate(seed)
         namespace: dict[str, Any] = {}
@@ -78,24 +78,24 @@ def test_the_printed_program_does_the_same(first: int) -> None:
         if program.is_random:
             continue
         for result, call in zip(namespace["results"], expected.calls, strict=True):
-            for place, mine in enumerate(result[4] if program.mode == "train" else []):
-                _assert_same(mine, call.values[f"gradient {place}"])
-        # The results of earlier calls may lie in memory that later calls have changed.
-        for place, mine in enumerate(pytree.tree_leaves(namespace["results"][-1][2])):
-            _assert_same(mine, expected.calls[-1].values[f"result {place}"])
+            for index, actual in enumerate(result[4] if program.mode == "train" else []):
+                _assert_same(actual, call.values[f"gradient {index}"])
+        # Later calls may have changed the memory of earlier results.
+        for index, actual in enumerate(pytree.tree_leaves(namespace["results"][-1][2])):
+            _assert_same(actual, expected.calls[-1].values[f"result {index}"])
 
 
-def _assert_same(mine: torch.Tensor | None, theirs: torch.Tensor | None) -> None:
-    assert (mine is None) == (theirs is None)
-    if mine is not None and theirs is not None:
-        torch.testing.assert_close(mine.detach().resolve_conj().resolve_neg(), theirs, equal_nan=True)
+def _assert_same(actual: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    assert (actual is None) == (expected is None)
+    if actual is not None and expected is not None:
+        torch.testing.assert_close(actual.detach().resolve_conj().resolve_neg(), expected, equal_nan=True)
 
 
 def _program(*steps: Step, values: str = "whole", outputs: tuple[int, ...] = (1,)) -> Program:
     return Program((Storage(torch.float32, 6, values, 0),), (Input(0, (2, 3), (3, 1)),), steps, outputs)
 
 
-def test_what_hangs_on_rounding_is_refused() -> None:
+def test_results_that_depend_on_rounding_are_refused() -> None:
     exact = [Step("mul", "$0 * 0.5", (0,)), Step("floor", "$0.floor()", (1,))]
     assert expect(_program(*exact, outputs=(2,)))
     inexact = [Step("div", "$0 / 3", (0,)), Step("mul", "$0 * 3", (1,)), Step("floor", "$0.floor()", (2,))]
@@ -112,13 +112,13 @@ def test_what_hangs_on_rounding_is_refused() -> None:
     ],
     ids=lambda step: step.op,
 )
-def test_what_eager_mode_leaves_undefined_is_refused(step: Step) -> None:
+def test_undefined_results_are_refused(step: Step) -> None:
     with pytest.raises(Rejected):
         expect(_program(step, outputs=(0,)))
 
 
 def test_nans_repeat_under_the_same_seed() -> None:
-    """Complex ones too, of memory of which another part is random."""
+    """Also complex NaNs, in memory with a random part."""
     inputs = (Input(0, (6, 2), (2, 1)), Input(0, (2,), (1,), 12))
     steps = (Step("normal_", "$0.normal_()", (1,), writes=True, random=True), Step("view_as_complex", "torch.view_as_complex($0)", (0,)))
     program = Program((Storage(torch.float32, 14, "special", 0),), inputs, steps, outputs=(3,))
@@ -134,27 +134,27 @@ def test_writes_to_overlapping_memory_are_refused() -> None:
 
 
 def test_every_step_can_be_drawn() -> None:
-    """Nothing in the tables is never fit."""
+    """Some program accepts each step of the tables."""
     from cases.random_programs.builder import NoneFits
     from cases.random_programs.generator import draw_inputs
     from cases.random_programs.registry import FAMILIES
 
-    left = {(family, name) for family, table in FAMILIES.items() for name in table}
+    undrawn = {(family, name) for family, table in FAMILIES.items() for name in table}
     for seed in range(600):
         choices = SeededChoices(seed)
         builder = Builder(choices, draw_inputs(choices, "plain"))
-        for family, name in sorted(left):
+        for family, name in sorted(undrawn):
             with contextlib.suppress(NoneFits):
                 if builder.append(FAMILIES[family][name](builder)):
-                    left.discard((family, name))
-        if not left:
+                    undrawn.discard((family, name))
+        if not undrawn:
             return
-    assert not left
+    assert not undrawn
 
 
 @pytest.mark.thorough
 def test_planted_faults_are_found(quick_xla: None) -> None:
-    programs = fault_search.Programs([46, *range(100)])  # 46: no program before it takes such a view
+    programs = fault_search.Programs([46, *range(100)])  # no program before 46 has a view as one of the faults needs
     for name in QUICKLY_FOUND:
         assert fault_search.find(FAULTS[name], programs), name
 
@@ -165,7 +165,7 @@ def test_every_planted_fault_is_found(name: str) -> None:
     assert fault_search.find(FAULTS[name], fault_search.Programs(runner.seeds(0, 2000)))
 
 
-def test_a_failing_program_is_made_small() -> None:
+def test_failing_program_is_minimised() -> None:
     steps = [
         Step("neg", "-$0", (0,)),
         Step("remainder", "$0 % 2", (1,)),
@@ -182,7 +182,7 @@ def test_a_failing_program_is_made_small() -> None:
 
 
 @pytest.mark.thorough
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_interrupted_run_keeps_its_results(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     seen: list[int] = []
     runner.run_all([11, 12], 1, results, lambda record: seen.append(record["seed"]))

@@ -1,4 +1,4 @@
-"""`dynaxla bench` from its request to its files."""
+"""Tests of `dynaxla bench`: its arguments, output files and exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_benchmark.add_suite(monkeypatch)
 
 
-def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:
+def test_bench_writes_json_markdown_and_plot(tiny_suite: None, tmp_path: Path) -> None:
     result = invoke("--suite", "tiny", "--engines", "eager,dynaxla,dynaxla_retrace", "--rounds", "2", "--output", str(tmp_path / "new"))
     assert result.exit_code == 0, result.output
     assert "All 3 rows agree with eager." in result.output
@@ -42,7 +42,7 @@ def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:
     assert (tmp_path / "new" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_and_wrong_rows_set_the_exit_code(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tiny_benchmark.add_engine(monkeypatch, wrapped("failing", fail))
     tiny_benchmark.add_engine(monkeypatch, wrapped("wrong", lambda y: y + 1))
     for name, shown in {"failing": "failed: ValueError: out of luck", "wrong": "NO: off by"}.items():
@@ -55,8 +55,8 @@ def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.thorough
 @not_in_oldest("storages that can be made without memory")
-def test_the_device_jax(tmp_path: Path) -> None:
-    """In a process of its own, since enabling the device is for a process's life."""
+def test_bench_on_the_device_jax(tmp_path: Path) -> None:
+    """In a separate process, because a process cannot disable the device again."""
     run_script(_ON_THE_DEVICE, [str(tmp_path)])
     data = json.loads((tmp_path / "tiny-jax-batch2-float32.json").read_text())
     rows = {row["engine"]: row for row in data["models"][0]["rows"]}
@@ -64,7 +64,7 @@ def test_the_device_jax(tmp_path: Path) -> None:
     assert all(row["good"] for row in rows.values()), rows
     assert all(len(row["wall_samples"]) == len(row["amortized_samples"]) == 2 for row in rows.values())
     assert rows["lazy"]["speedup"] == 1.0, "the baseline"
-    assert rows["lazy"]["recorded_ops"] == 3, "two layers and what is between them"
+    assert rows["lazy"]["recorded_ops"] == 3, "two layers and the activation between them"
     assert {"record", "lookup", "execute", "wait"} <= rows["lazy"]["call_phases"].keys()
     assert sum(rows["lazy"]["call_phases"].values()) <= max(rows["lazy"]["wall_samples"])
     assert not any(row["recorded_ops"] for row in rows.values() if row["engine"] != "lazy")
@@ -130,21 +130,21 @@ for name, change in (("dynamo", lambda y: y.cpu()), ("dynaxla_native", lambda y:
         (("--output", "/dev/null/here"), "cannot write"),
     ],
 )
-def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[str, ...], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_benchmark.measure_with(monkeypatch, None)
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert known in result.output
 
 
-def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And that a run which measures nothing has failed."""
-    asked: list[tuple[list[str], list[str], BenchSettings]] = []
+def test_arguments_choose_cases_engines_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that measures nothing fails."""
+    runs: list[tuple[list[str], list[str], BenchSettings]] = []
 
     def run(
         cases: list[suites.BenchCase], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
     ) -> report.BenchReport:
-        asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
+        runs.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
         return report.BenchReport(suite, settings, [])
 
     tiny_benchmark.measure_with(monkeypatch, run)
@@ -168,7 +168,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         ],
     ):
         assert invoke(*arguments).exit_code == 1, arguments
-    (usual, quick, chosen) = asked
+    (usual, quick, chosen) = runs
     assert usual[0] == [case.name for case in suites.SMALL]
     assert (usual[2].seconds, usual[2].placement.batch, usual[2].placement.training) == (BenchSettings.seconds, 1, "")
     assert quick[0] == suites.QUICK["small"]

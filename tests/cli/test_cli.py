@@ -1,4 +1,4 @@
-"""The command `dynaxla`."""
+"""Tests of the command `dynaxla`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_commands_are_listed() -> None:
     assert "doctor" in result.output
 
 
-def test_the_console_script_is_this_one() -> None:
+def test_console_script_is_cli_main() -> None:
     scripts = importlib.metadata.entry_points(group="console_scripts", name="dynaxla")
     assert next(iter(scripts)).load() is cli.main
 
 
-LIGHT = """
+IMPORT_CHECK = """
 import sys
 from typer.testing import CliRunner
 from dynaxla import cli
@@ -59,16 +59,16 @@ assert not {"torch", "jax"} & sys.modules.keys()
 
 
 def test_help_and_refusals_import_neither_torch_nor_jax(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", LIGHT], check=True, env=os.environ | {"DYNAXLA_CACHE": str(tmp_path)})
+    subprocess.run([sys.executable, "-c", IMPORT_CHECK], check=True, env=os.environ | {"DYNAXLA_CACHE": str(tmp_path)})
 
 
-def test_help_shows_no_type_of_a_flag() -> None:
+def test_help_shows_no_type_of_flags() -> None:
     for name in ("bench", "doctor", "ops", "export", "tune"):
         shown = CliRunner().invoke(cli.app, [name, "--help"]).output
         assert "bool" not in shown.lower(), shown
 
 
-def test_a_first_user_meets_doctor_first() -> None:
+def test_help_lists_doctor_and_explain_first() -> None:
     shown = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "120"}).output
     names = [command.name for command in cli.app.registered_commands]
     assert names[:2] == ["doctor", "explain"]

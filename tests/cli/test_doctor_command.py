@@ -1,4 +1,4 @@
-"""`dynaxla doctor`: the findings are shown, and the exit code tells whether something is broken."""
+"""Tests of `dynaxla doctor`: the findings are shown, and the exit code says if one is broken."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from support import internals
 
 
 @pytest.mark.parametrize("state", Status)
-def test_only_what_is_broken_is_an_error(state: Status, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_broken_findings_set_the_exit_code(state: Status, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor.Finding("topic", "what was found", "its value", state, "how to fix it")
     good = doctor.Finding("topic", "something else", "works", Status.GOOD)
-    asked: list[bool] = []
-    internals.findings_of_doctor(monkeypatch, lambda gpu: asked.append(gpu) or [finding, good])
+    gpu_arguments: list[bool] = []
+    internals.findings_of_doctor(monkeypatch, lambda gpu: gpu_arguments.append(gpu) or [finding, good])
     result = CliRunner().invoke(cli.app, ["doctor"])
     CliRunner().invoke(cli.app, ["doctor", "--gpu"])
-    assert asked == [False, True]
+    assert gpu_arguments == [False, True]
     assert result.exit_code == (1 if state is Status.BROKEN else 0)
     assert "what was found" in result.output
     assert ("how to fix it" in result.output) == (state in (Status.DOUBT, Status.BROKEN))

@@ -1,4 +1,4 @@
-"""`dynaxla explain`: what it takes."""
+"""Tests of `dynaxla explain`: its arguments and its page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynaxla.cli.explain_command import split_arguments
 
 
 @pytest.mark.parametrize(
-    ("given", "mine", "scripts"),
+    ("arguments", "own", "script_arguments"),
     [
         (["a.py"], ["a.py"], []),
         (["a.py", "--output", "b"], ["a.py"], ["--output", "b"]),
@@ -23,11 +23,11 @@ from dynaxla.cli.explain_command import split_arguments
         (["--output"], ["--output"], []),
     ],
 )
-def test_where_the_scripts_arguments_begin(given: list[str], mine: list[str], scripts: list[str]) -> None:
-    assert split_arguments(given) == (mine, scripts)
+def test_split_arguments_of_the_command_and_the_script(arguments: list[str], own: list[str], script_arguments: list[str]) -> None:
+    assert split_arguments(arguments) == (own, script_arguments)
 
 
-def test_the_page_is_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_path_is_relative_to_the_initial_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\nprint(sys.argv[1:])\nsys.exit(3)\n")
@@ -38,7 +38,7 @@ def test_the_page_is_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_script_and_folder_are_refused_before_the_script_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit(9)")
     assert CliRunner().invoke(cli.app, ["explain", str(tmp_path / "none.py")]).exit_code == 2

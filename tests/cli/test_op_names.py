@@ -1,4 +1,4 @@
-"""Names of ops that are known without torch."""
+"""Tests of the names of ops that are known without importing torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.cli import op_names, op_table
 
 
-def test_no_op_that_is_there_is_refused() -> None:
+def test_known_words_match_all_ops() -> None:
     known_words = op_names.known_words()
-    assert [str(way.op) for way in op_table.op_support("cpu") if not op_names.can_match(str(way.op), known_words)] == []
+    assert [str(support.op) for support in op_table.op_support("cpu") if not op_names.can_match(str(support.op), known_words)] == []
 
 
 @pytest.mark.parametrize("pattern", ["cumsum", "aten.cumsum.default", "cum*", "aten.cumsum*", "prims.*", "linalg_?r", "*"])
-def test_patterns_that_match(pattern: str) -> None:
+def test_patterns_of_existing_ops_are_accepted(pattern: str) -> None:
     op_names.check_patterns([pattern, "no_such_op"])
 
 
-def test_others_are_refused_with_names_like_theirs() -> None:
+def test_unknown_patterns_are_refused_with_similar_names() -> None:
     with pytest.raises(BenchmarkError, match=r"no op matches cumsun or no_such_op\*; did you mean cumsum\?$"):
         op_names.check_patterns(["cumsun", "no_such_op*"])
     with pytest.raises(BenchmarkError, match=r"no op matches aten.cumsum.defalt$"):

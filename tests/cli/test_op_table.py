@@ -1,4 +1,4 @@
-"""Which way each op goes."""
+"""Tests of the table of ops, with the kind of support of each op."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dynaxla.cli import op_table
 from dynaxla.cli.op_table import op_support
 
 
-def test_ops_lists_every_core_op() -> None:
-    kinds = {str(way.op): way.kind for way in op_support("cpu") if torch.Tag.core in way.op.tags}
+def test_all_core_ops_are_listed() -> None:
+    kinds = {str(support.op): support.kind for support in op_support("cpu") if torch.Tag.core in support.op.tags}
     assert len(kinds) > 150
-    # Those whose result's size or number depends on a tensor's values: no XLA program can hold them.
+    # The size of the first op's result, and the second op's result, depend on a tensor's values: no XLA program can contain them.
     assert {op for op, kind in kinds.items() if kind == "kernel"} == {"aten.nonzero.default", "aten._local_scalar_dense.default"}
 
 
-def test_ways_are_those_of_the_platform() -> None:
-    kinds = {str(way.op): way for way in op_support("cpu")}
-    assert kinds["aten.cumsum.default"].kind == "lowering"
-    assert kinds["aten.cumsum.default"].where.startswith("scans:")
-    assert kinds["aten.addcmul.default"].kind == kinds["aten.hardshrink.default"].kind == "lowering"
-    assert kinds["aten.linalg_norm.default"].kind == "decomposition"
-    assert kinds["aten.nonzero.default"].kind == "kernel"
-    assert "aten.add_.Tensor" not in kinds, "no functional graph holds it"
-    assert "aten.add.out" not in kinds
-    assert "aten.can_cast.default" not in kinds, "it is not about tensors"
+def test_kinds_of_support_on_the_cpu() -> None:
+    support_by_op = {str(support.op): support for support in op_support("cpu")}
+    assert support_by_op["aten.cumsum.default"].kind == "lowering"
+    assert support_by_op["aten.cumsum.default"].where.startswith("scans:")
+    assert support_by_op["aten.addcmul.default"].kind == support_by_op["aten.hardshrink.default"].kind == "lowering"
+    assert support_by_op["aten.linalg_norm.default"].kind == "decomposition"
+    assert support_by_op["aten.nonzero.default"].kind == "kernel"
+    assert "aten.add_.Tensor" not in support_by_op, "no functional graph contains this op"
+    assert "aten.add.out" not in support_by_op
+    assert "aten.can_cast.default" not in support_by_op, "the op takes no tensors"
 
 
-def test_the_totals_tell_the_core_set_apart() -> None:
+def test_totals_count_core_ops_separately() -> None:
     aten = torch.ops.aten
-    found = [
+    support = [
         op_table.OpSupport(op, kind)
         for op, kind in ((aten.add.Tensor, "lowering"), (aten.cholesky_inverse.default, "lowering"), (aten.nonzero.default, "kernel"))
     ]
-    assert [list(column.cells) for column in op_table.totals_table(found).columns] == [
+    assert [list(column.cells) for column in op_table.totals_table(support).columns] == [
         ["lowering", "decomposition", "kernel", "total"],
         ["2", "0", "1", "3"],
         ["1", "0", "1", "2"],

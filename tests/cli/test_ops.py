@@ -1,4 +1,4 @@
-"""`dynaxla ops`: what it takes."""
+"""Tests of `dynaxla ops`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_ops_by_name() -> None:
     assert "no op matches" in missing.output
 
 
-def test_ways_are_those_of_the_platform_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    way = op_table.OpSupport(torch.ops.aten.cumsum.default, "kernel")
-    internals.support_of_ops(monkeypatch, lambda platform: asked.append(platform) or [way])
+def test_option_platform_chooses_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    platforms: list[str] = []
+    support = op_table.OpSupport(torch.ops.aten.cumsum.default, "kernel")
+    internals.support_of_ops(monkeypatch, lambda platform: platforms.append(platform) or [support])
     named = CliRunner().invoke(cli.app, ["ops", "cumsum", "--platform", "tpu"]).output
     counted = CliRunner().invoke(cli.app, ["ops", "--platform", "rocm"]).output
-    assert asked == ["tpu", "rocm"]
+    assert platforms == ["tpu", "rocm"]
     assert "aten.cumsum.default" in named
     assert "aten.cumsum.default" not in counted
     assert "total" in counted

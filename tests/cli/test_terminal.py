@@ -1,4 +1,4 @@
-"""The help, the flags and the width that all commands share."""
+"""Tests of the terminal settings that all commands share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from dynaxla.cli.terminal import console_for
 
 
-def test_the_width_of_output_that_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_width_of_output_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "44")
     assert console_for(160).width == 44
     monkeypatch.delenv("COLUMNS")

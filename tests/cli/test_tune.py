@@ -1,4 +1,4 @@
-"""`dynaxla tune`: what the cache holds, and what to give."""
+"""Tests of `dynaxla tune`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.fakes import tiny_benchmark
 MEASURED = Measurement("convolution", "a problem", "a machine", {"xla": 1e-6, "onednn": 2e-6}, "onednn", "xla")
 
 
-def test_tune_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_without_model_shows_the_cache_and_the_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAXLA_CACHE", str(tmp_path))
     empty = CliRunner().invoke(cli.app, ["tune"])
     assert empty.exit_code == 0, empty.output
@@ -40,11 +40,11 @@ def test_tune_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "cannot be used" in refused.output
 
 
-def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_clear_empties_the_cache_before_models_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations: list[Any] = []
 
-    def compile(model: Any, **given: Any) -> Any:
-        asked.append((torch.get_num_threads(), given))
+    def compile(model: Any, **settings: Any) -> Any:
+        compilations.append((torch.get_num_threads(), settings))
         return model
 
     monkeypatch.setenv("DYNAXLA_CACHE", str(tmp_path))
@@ -60,7 +60,7 @@ def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeyp
     finally:
         torch.set_num_threads(before)
     assert result.exit_code == 0, result.output
-    assert asked == [(2, {"backend": "dynaxla", "options": {"tune": True}})]
+    assert compilations == [(2, {"backend": "dynaxla", "options": {"tune": True}})]
     assert "a problem" in result.output
     assert "dynaxla tune MODEL" not in result.output
     assert list(store) == []

@@ -1,1 +1,1 @@
-"""The programs of make targets that are no tests: reports, searches for failures, the planted faults."""
+"""Programs of make targets other than tests: reports, searches for failures, and planted faults."""

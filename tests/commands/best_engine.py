@@ -4,10 +4,10 @@
 
 Each model is measured in three processes, with one thread and batch 1: each engine alone as a backend of torch.compile, then
 `backend="dynaxla_auto"` after its choice, interleaved. Eager mode without torch.compile, which checks no guards, is measured too. Each
-process chooses anew; compiled programs are kept for the next process. The result is the process with the median ratio, because the
-placement of memory alone makes a program up to a tenth slower in one process than in another. Results are kept, and an interrupted run
-continues. The table is docs/benchmarks/engines.md, with the data in engines.json. Except for the ten models of the benchmark, no model was
-looked at while dynaxla_auto was developed.
+process makes its own choice; compiled programs are cached for the next process. The result is the process with the median ratio, because
+the placement of memory alone makes a program up to a tenth slower in one process than in another. An interrupted run continues with stored
+results. The table is docs/benchmarks/engines.md, with the data in engines.json. dynaxla_auto was developed without these models, except
+for the ten models of the benchmark.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ TRANSFORMERS = (
     "BartModel", "CamembertModel", "DeiTModel", "ElectraModel", "GPTJModel", "Olmo2Model", "Qwen3Model", "RobertaModel", "T5Model",
     "Wav2Vec2Model",
 )  # fmt: skip
-# What the engine that is chosen may lose, and what it must gain on the whole.
+# Lower bounds: of each model's ratio (see `ratio`), and of the geometric mean of all ratios.
 LEAST, MEAN = 0.97, 1.0
 _ROUNDS, _PROCESSES = 15, 3
-# Calls within which a choice has to be made; seconds of a model's blocks in each round.
+# The maximum number of calls before a choice; seconds of a model's block of calls in each round.
 _PATIENCE, _BLOCK = 1500, 0.05
 
 
 def names() -> list[str]:
-    """Of all models: the ten, small ones, and 20 and 10 of timm's and transformers'."""
+    """Returns the names of all models: the ten of the benchmark, small ones, 20 of timm and 10 of transformers."""
     return [case.name for case in (*suites.MODELS, *suites.SMALL)] + [*TIMM, *TRANSFORMERS]
 
 
 def model_of(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A model for inference, and the arguments of its calls, of one sample."""
+    """Returns a model for inference, and the positional and keyword arguments of a call with one sample."""
     torch.manual_seed(0)
     for case in (*suites.MODELS, *suites.SMALL):
         if case.name == name:
@@ -77,15 +77,15 @@ def model_of(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def measure(name: str, training: bool) -> dict[str, Any]:
-    """Milliseconds of a call by engine, and who was chosen for each of the model's graphs."""
+    """Returns the milliseconds of a call by engine, and the engine chosen for each of the model's graphs."""
     torch.set_num_threads(1)
     model, args, keywords = model_of(name)
     model.requires_grad_(training)
     torch._dynamo.config.recompile_limit = 64
-    forms: dict[str, Any] = {"uncompiled": model}
+    callables: dict[str, Any] = {"uncompiled": model}
     for engine, backend in (("eager", "eager"), ("inductor", "inductor"), ("dynaxla", dynaxla), ("chosen", dynaxla_auto)):
-        forms[engine] = torch.compile(model, backend=backend)
-    calls = {engine: _call(form, args, keywords, training) for engine, form in forms.items()}
+        callables[engine] = torch.compile(model, backend=backend)
+    calls = {engine: _call(callable_, args, keywords, training) for engine, callable_ in callables.items()}
     with torch.set_grad_enabled(training):
         for engine in SINGLE:
             for _ in range(3):
@@ -102,32 +102,32 @@ def measure(name: str, training: bool) -> dict[str, Any]:
     if any(item["kept"] for item in verdicts()):
         raise RuntimeError("an earlier process has chosen: this one was to choose anew")
     return {
-        "ms": {engine: statistics.fmean(sorted(found)[: _ROUNDS // 3]) * 1e3 for engine, found in samples.items()},
+        "ms": {engine: statistics.fmean(sorted(times)[: _ROUNDS // 3]) * 1e3 for engine, times in samples.items()},
         "chosen": [item["chosen"] for item in verdicts()],
         "trials": [{engine: seconds * 1e3 for engine, seconds in item["seconds"].items()} for item in verdicts()],
         "left_out": {engine: reason for item in verdicts() for engine, reason in item["left_out"].items()},
     }
 
 
-def _call(form: Any, args: tuple[Any, ...], keywords: dict[str, Any], training: bool) -> Callable[[], Any]:
+def _call(function: Any, args: tuple[Any, ...], keywords: dict[str, Any], training: bool) -> Callable[[], Any]:
     if not training:
-        return lambda: form(*args, **keywords)
+        return lambda: function(*args, **keywords)
 
     def step() -> None:
-        found = [item for item in pytree.tree_leaves(form(*args, **keywords)) if isinstance(item, torch.Tensor) and item.requires_grad]
-        sum(item.float().square().mean() for item in found).backward()
+        losses = [item for item in pytree.tree_leaves(function(*args, **keywords)) if isinstance(item, torch.Tensor) and item.requires_grad]
+        sum(item.float().square().mean() for item in losses).backward()
 
     return step
 
 
 def _settle(call: Callable[[], Any]) -> None:
-    """Call until no choice has been made for a while."""
-    found, quiet = 0, 0
+    """Calls the function until no choice has been made for a while."""
+    choices, calls_without_choice = 0, 0
     for _ in range(_PATIENCE):
         seconds = _seconds(call, 1)
-        quiet = quiet + 1 if len(verdicts()) == found and found else 0
-        found = len(verdicts())
-        if quiet > (700 if seconds < 0.005 else 150 if seconds < 0.02 else 60):  # blocks of a quick graph have more calls
+        calls_without_choice = calls_without_choice + 1 if len(verdicts()) == choices and choices else 0
+        choices = len(verdicts())
+        if calls_without_choice > (700 if seconds < 0.005 else 150 if seconds < 0.02 else 60):  # fast graphs need more calls for a choice
             return
 
 
@@ -139,46 +139,46 @@ def _seconds(call: Callable[[], Any], count: int) -> float:
 
 
 def measured(name: str, training: bool) -> dict[str, Any]:
-    """Of several processes, what the one with the middle ratio has found, and all ratios and choices."""
-    found = []
+    """Measures a model in several processes; see `middle` for the result."""
+    rows = []
     with tempfile.TemporaryDirectory() as cache:
         environment = {
             **os.environ, "DYNAXLA_CACHE": f"{cache}/dynaxla", "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         command = [sys.executable, "-m", "commands.best_engine", name, "--here", *["--training"] * training]
         for _ in range(_PROCESSES):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                return {"failure": (done.stderr.strip().splitlines() or ["it ended"])[-1][:300]}
-            found.append(dict(json.loads(done.stdout.splitlines()[-1])))
-            if (choices := Path(cache, "dynaxla", "engines")).exists():  # there are none of graphs that are not to be run twice
+            process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if process.returncode:
+                return {"failure": (process.stderr.strip().splitlines() or ["it ended"])[-1][:300]}
+            rows.append(dict(json.loads(process.stdout.splitlines()[-1])))
+            if (choices := Path(cache, "dynaxla", "engines")).exists():  # absent if no graph may run twice
                 shutil.rmtree(choices)
-    return middle(found)
+    return middle(rows)
 
 
-def middle(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the measurements of a model, the one with the middle ratio; with the others' ratios and choices."""
-    order = sorted(found, key=ratio)
-    return {**order[len(order) // 2], "ratios": [ratio(row) for row in found], "choices": [row["chosen"] for row in found]}
+def middle(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the measurement with the median ratio, with the ratios and choices of all measurements."""
+    order = sorted(measurements, key=ratio)
+    return {**order[len(order) // 2], "ratios": [ratio(row) for row in measurements], "choices": [row["chosen"] for row in measurements]}
 
 
 def ratio(row: Mapping[str, Any]) -> float:
-    """How many times as fast as the best engine alone the chosen one is."""
+    """Returns the speed of the chosen engine relative to the best engine alone."""
     return float(min(row["ms"][engine] for engine in SINGLE) / row["ms"]["chosen"])
 
 
-def who(row: Mapping[str, Any]) -> str:
-    """The engines that were chosen; where processes differ, what each of them chose."""
+def chosen_engines(row: Mapping[str, Any]) -> str:
+    """Returns the chosen engines; if the processes chose differently, the engines of each choice."""
     return "; ".join(dict.fromkeys(", ".join(sorted({*chosen})) for chosen in row["choices"]))
 
 
 def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], training: bool) -> list[str]:
-    """Lines of Markdown."""
+    """Returns the lines of the Markdown page."""
     good = {name: row for name, row in rows.items() if "failure" not in row}
     ratios = {name: ratio(row) for name, row in good.items()}
-    what = "forward and backward" if training else "inference"
+    kind = "forward and backward" if training else "inference"
     lines = [
-        f"# The engine that is chosen, beside each alone: {what}", "",
+        f"# The engine that is chosen, beside each alone: {kind}", "",
         "Milliseconds of a call, the mean of the quickest third of rounds; batch 1, one thread.",
         "*Eager*, *inductor*, *dynaxla*: as backends of torch.compile; *uncompiled*: without torch.compile;",
         '*chosen*: `backend="dynaxla_auto"` after its choice. *Ratio*: the best engine alone over the chosen one;',
@@ -192,7 +192,9 @@ def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], 
             lines.append(tables.line([name, *["-"] * (len(SHOWN) + 2), f"failed: {row['failure']}"]))
             continue
         times = [f"{row['ms'][engine]:.4g}" for engine in SHOWN]
-        lines.append(tables.line([name, *times, f"{ratios[name]:.2f}", " ".join(f"{each:.2f}" for each in row["ratios"]), who(row)]))
+        lines.append(
+            tables.line([name, *times, f"{ratios[name]:.2f}", " ".join(f"{each:.2f}" for each in row["ratios"]), chosen_engines(row)])
+        )
     if ratios:
         blanks = [""] * len(SHOWN)
         lines.append(tables.line(["**geometric mean**", *blanks, f"**{tables.mean(list(ratios.values())):.3f}**", "", ""]))
@@ -206,23 +208,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--training", action="store_true", help="forward and backward, instead of inference")
     parser.add_argument("--output", type=Path, default=PAGES, help="the folder of the page (default: docs/benchmarks)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if unknown := {*given.models} - {*names()}:
+    options = parser.parse_args(arguments)
+    if unknown := {*options.models} - {*names()}:
         parser.error(f"no model {', '.join(sorted(unknown))}; there are: {', '.join(names())}")
-    if given.here:
-        print(json.dumps(measure(given.models[0], given.training)))
+    if options.here:
+        print(json.dumps(measure(options.models[0], options.training)))
         return 0
     environment = report.environment()
-    stem = "engines-training" if given.training else "engines"
-    cells = Cells(given.output / f".{stem}-cells.json", {**environment, "sources": machine.sources() or ""})
+    stem = "engines-training" if options.training else "engines"
+    cells = Cells(options.output / f".{stem}-cells.json", {**environment, "sources": machine.sources() or ""})
     rows = {}
-    for name in given.models or names():
-        rows[name] = cells.measured(name, measured, name, given.training)
+    for name in options.models or names():
+        rows[name] = cells.measured(name, measured, name, options.training)
         print(name, "failed" if "failure" in rows[name] else f"{ratio(rows[name]):.3f}", flush=True)
-    text = "\n".join(page(rows, environment, given.training)) + "\n"
-    (given.output / f"{stem}.md").write_text(text)
-    (given.output / f"{stem}.json").write_text(json.dumps({"environment": environment, "models": rows}, indent=1) + "\n")
-    if not given.models:
+    text = "\n".join(page(rows, environment, options.training)) + "\n"
+    (options.output / f"{stem}.md").write_text(text)
+    (options.output / f"{stem}.json").write_text(json.dumps({"environment": environment, "models": rows}, indent=1) + "\n")
+    if not options.models:
         cells.done()
     ratios = [ratio(row) for row in rows.values() if "failure" not in row]
     return int(len(ratios) < len(rows) or min(ratios) < LEAST or tables.mean(ratios) < MEAN)

@@ -1,7 +1,7 @@
-"""Tells which suite finds each planted fault: `make faults`.
+"""Shows which suite finds each planted fault: `make faults`.
 
 `python -m commands.planted_faults [--suites quick usual] [--jobs 2] [NAME ...]` runs, for each drawn fault, the first suite until a test
-fails; if none fails, the next suite. Results are kept in .planted_faults/ for each suite and commit, so an interrupted run continues. The
+fails; if none fails, the next suite. Results are stored in .planted_faults/ for each suite and commit, so an interrupted run continues. The
 tests that are most likely to find a fault run first.
 """
 
@@ -20,7 +20,7 @@ from threading import Lock
 from cases.faults import COUNT, FOLDERS, drawn, faults_of
 from support.paths import TESTS
 
-# The arguments of pytest that make each suite: `make quick`, `make test` and `make test-all`.
+# The arguments of pytest for each suite: `make quick`, `make test` and `make test-all`.
 SUITES = {"quick": ["--quick"], "usual": ["-m", "not slow and not gpu"], "everything": ["--everything", "-m", "not gpu"]}
 # pytest's exit statuses: all tests passed, some failed.
 PASSED, FAILED = 0, 1
@@ -32,16 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     results = Results(Path(".planted_faults") / f"{commit}.jsonl")
     with ThreadPoolExecutor(options.jobs) as pool:
-        found_by = list(pool.map(lambda name: smallest_suite(name, options.suites, options.tests, results), names))
+        finders = list(pool.map(lambda name: smallest_suite(name, options.suites, options.tests, results), names))
     for suite in options.suites:
         print(
-            f"{suite} finds {found_by.count(suite)} of {len(names)}"
+            f"{suite} finds {finders.count(suite)} of {len(names)}"
             + (", which the suites before it miss" if suite != options.suites[0] else "")
         )
-    for name, suite in zip(names, found_by, strict=True):
+    for name, suite in zip(names, finders, strict=True):
         if suite != options.suites[0]:
             print(f"{name}: {f'found by {suite}' if suite else 'missed'}")
-    return int(found_by.count(options.suites[0]) < len(names) * 0.8)
+    return int(finders.count(options.suites[0]) < len(names) * 0.8)
 
 
 class Results:
@@ -51,11 +51,11 @@ class Results:
         self._file, self._lock = file, Lock()
         file.parent.mkdir(exist_ok=True)
         lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-        self._by = {(line["fault"], line["suite"]): line["by"] for line in lines}
+        self._finders = {(line["fault"], line["suite"]): line["by"] for line in lines}
 
     def find(self, fault: str, suite: str) -> str | None:
         """Returns the test that finds a fault; "" if no test of the suite does, None if the suite has not run."""
-        return self._by.get((fault, suite))
+        return self._finders.get((fault, suite))
 
     def add(self, fault: str, suite: str, by: str, seconds: float) -> None:
         with self._lock, self._file.open("a") as file:
@@ -80,10 +80,10 @@ def first_failure(fault: str, suite: str, tests: Sequence[str]) -> str:
     """Returns the first test that fails with a fault; "" if none does. Raises RuntimeError if pytest did not run the tests."""
     files = tests or files_of(suite, next(folder for module, folder in FOLDERS.items() if fault in faults_of(module)))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--planted", fault, *SUITES[suite], *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    failed = [line.split(" ", 2)[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if done.returncode not in (PASSED, FAILED) or bool(failed) != bool(done.returncode):
-        raise RuntimeError(f"pytest with {fault} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    failed = [line.split(" ", 2)[1] for line in process.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if process.returncode not in (PASSED, FAILED) or bool(failed) != bool(process.returncode):
+        raise RuntimeError(f"pytest with {fault} ended with {process.returncode}:\n{process.stdout[-3000:]}{process.stderr[-3000:]}")
     return failed[0] if failed else ""
 
 
@@ -96,14 +96,14 @@ def files_of(suite: str, folder: str) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m commands.planted_faults", description="Exits with 1 if the first suite misses more than a fifth of the faults."
     )
-    made.add_argument("--suites", nargs="+", choices=list(SUITES), default=["quick", "usual"], help="the smallest first")
-    made.add_argument("--jobs", type=int, default=2, help="faults that are tried at once")
-    made.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
-    made.add_argument("names", nargs="*", help=f"faults, instead of the {COUNT} drawn ones")
-    return made
+    parser.add_argument("--suites", nargs="+", choices=list(SUITES), default=["quick", "usual"], help="the smallest first")
+    parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at once")
+    parser.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
+    parser.add_argument("names", nargs="*", help=f"faults, instead of the {COUNT} drawn ones")
+    return parser
 
 
 if __name__ == "__main__":

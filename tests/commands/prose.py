@@ -1,6 +1,6 @@
-"""`python tests/commands/prose.py`: sentences that have to be read twice, in docstrings and comments of the library. Part of `make lint`.
+"""`python tests/commands/prose.py`: finds unclear sentences in docstrings and comments of the library. Part of `make lint`.
 
-It finds a few patterns, and modules that are named and do not exist. Reading is what keeps the prose plain.
+It finds only a few patterns, and names of modules that do not exist. A reviewer must read the prose all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDERS = ("src", "benchmarks")
 
 # A docstring's first line says what the object is or does.
 _BEGINNINGS = re.compile(r"(What|Whether|Of|Who|That|Those)\b")
-# Words for which everyday English has others: fix, reported, next to.
+# Words with everyday replacements: fix, reported, next to.
 _WORDS = re.compile(r"\b(mend(?:s|ed|ing)?|is told|are told|beside)\b")
 # Several attributes or arguments in one paragraph: one a line is easier to read.
 _RUN_ON = re.compile(r"\b(Attributes|Args): \w+ \([^)]*\)[;,] \w+ \(")
@@ -30,12 +30,12 @@ _OTHERS = ("torch", "jax", "functorch", "path", "Lib")
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each finding in a module."""
+    """Yields the line and the text of each finding in a module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (text := ast.get_docstring(node)):
             line = node.body[0].lineno
-            if found := _BEGINNINGS.match(text):
-                yield line, f"the docstring begins with {found[0]!r}: begin with a noun or a verb"
+            if match := _BEGINNINGS.match(text):
+                yield line, f"the docstring begins with {match[0]!r}: begin with a noun or a verb"
             yield from ((line, message) for message in _in_text(text))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -43,13 +43,13 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _in_text(text: str) -> Iterator[str]:
-    if found := _WORDS.search(text):
-        yield f"{found[0]!r}: use an everyday word (fix, reported, next to)"
-    if found := _RUN_ON.search(text):
-        yield f"{found[1]} in one paragraph: write one a line"
-    for found in _MODULES.finditer(text):
-        if found[1].split("/")[0] not in _OTHERS and not any((start / found[1]).exists() for start in _STARTS):
-            yield f"there is no {found[1]}"
+    if match := _WORDS.search(text):
+        yield f"{match[0]!r}: use an everyday word (fix, reported, next to)"
+    if match := _RUN_ON.search(text):
+        yield f"{match[1]} in one paragraph: write one a line"
+    for match in _MODULES.finditer(text):
+        if match[1].split("/")[0] not in _OTHERS and not any((start / match[1]).exists() for start in _STARTS):
+            yield f"there is no {match[1]}"
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""`make explore` draws other things each time, says what has failed and how to repeat it, and survives crashes."""
+"""Tests of `make explore`: it draws new cases in each run, reports failures with the command to repeat them, and survives crashes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ SECOND = ["--minutes", "0.02"]
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes by a twentieth of a second each time it is read."""
+    """A clock that advances by 0.05 seconds each time it is read."""
     now = itertools.count(0.0, 0.05)
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(now)))
 
 
-def right(seed: int) -> str:
+def passing(seed: int) -> str:
     return ""
 
 
 def planted(seed: int) -> str:
-    """Wrong in the third draw."""
+    """Fails for the third seed."""
     return f"{seed} is wrong" if seed % 1_000_000 == 2 else ""
 
 
 def crashing(seed: int) -> str:
-    """Crashes in the second draw."""
+    """Crashes for the second seed."""
     if seed % 1_000_000 == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""
 
 
-class Here:
-    """An explorer without another process."""
+class LocalExplorer:
+    """An explorer that runs cases in this process."""
 
     def judge(self, source: Source, seed: int) -> str:
         return source(seed)
@@ -49,9 +49,9 @@ class Here:
 
 
 @pytest.mark.thorough
-def test_failures_and_crashes_are_found_and_repeated(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who crashes is followed by another process, which goes on."""
-    sources = {"right": right, "planted": planted, "crashing": crashing}
+def test_failures_and_crashes_are_reported_and_can_be_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a crash, a new process continues."""
+    sources = {"passing": passing, "planted": planted, "crashing": crashing}
     assert command.main([*SECOND, "--seed", "7"], sources) == 1
     printed = capsys.readouterr().out
     assert "--seed 7\n" in printed
@@ -65,22 +65,22 @@ def test_failures_and_crashes_are_found_and_repeated(capsys: pytest.CaptureFixtu
     assert command.main(["--only", "planted:7000003"], sources) == 0
 
 
-def test_nothing_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "Explorer", Here)
-    runs = [(command.main(SECOND, {"right": right}), capsys.readouterr().out.splitlines()) for _ in range(2)]
+def test_run_without_failures(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "Explorer", LocalExplorer)
+    runs = [(command.main(SECOND, {"passing": passing}), capsys.readouterr().out.splitlines()) for _ in range(2)]
     assert [status for status, _ in runs] == [0, 0]
-    assert all(lines[-1].endswith("right: 0 failed") for _, lines in runs)
-    assert runs[0][1][0] != runs[1][1][0], "another seed each time"
+    assert all(lines[-1].endswith("passing: 0 failed") for _, lines in runs)
+    assert runs[0][1][0] != runs[1][1][0], "each run has another seed"
 
 
 @pytest.mark.parametrize("name", ["programs", "python_state", "number_programs", "object_turns", "conformance"])
-def test_sources(name: str) -> None:
+def test_each_source_passes_for_seed_0(name: str) -> None:
     assert SOURCES[name](0) == ""
 
 
-def test_a_wrong_program_is_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_random_programs.py finds real ones."""
-    from cases.random_programs import runner  # here, since the processes of the test above import this module
+def test_disagreeing_program_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is a fake one; test_random_programs.py runs real programs."""
+    from cases.random_programs import runner  # imported here because the child processes of the test above import this module
 
     record = {"kind": "wrong strides", "detail": "(4, 1), not (1, 3)", "reproducer": "def program(x): ..."}
     monkeypatch.setattr(runner, "run_one", lambda seed: {**record, "outcome": "disagrees" if seed == 5 else "agrees"})
@@ -92,9 +92,9 @@ def test_a_wrong_program_is_found(capsys: pytest.CaptureFixture[str], monkeypatc
     assert capsys.readouterr().out.splitlines() == ["disagrees", *record.values()]
 
 
-@pytest.mark.parametrize("only", ["wrong:3", "right", "right:x"])
-def test_a_request_that_means_nothing(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("only", ["wrong:3", "passing", "passing:x"])
+def test_invalid_option_only_is_refused(only: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.main(["--only", only], {"right": right})
+        command.main(["--only", only], {"passing": passing})
     assert ended.value.code == 2
-    assert "SOURCE is one of right" in capsys.readouterr().err
+    assert "SOURCE is one of passing" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The job that compiles for a GPU without one: what it counts, compares, writes and resumes. What it compiles is not part of the suite."""
+"""Tests of the command that compiles for a GPU on a machine without one: figures, budgets, page, interrupted runs. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ ENTRY %main (arg: f32[8,4]) -> bf16[4,8] {
 
 
 def test_figures_of_a_program() -> None:
-    """Five launches: a fusion and a copy in the called computation, cuDNN, the asynchronous copy, the transpose."""
+    """Five launches: a fusion and a copy in the called computation, cuDNN, the asynchronous copy, and the transpose."""
     assert Figures.of(PROGRAM) == Figures(kernels=5, moves=3, calls={"__cudnn$convForward": 1})
 
 
-def test_a_fusion_that_computes_is_no_move() -> None:
+def test_fusion_that_computes_does_not_count_as_a_move() -> None:
     module = Module.parse(PROGRAM)
     moves = {item.name: module.moves(item) for item in module.launched}
     assert moves == {"fusion.2": False, "copy.3": True, "cudnn": False, "start": True, "wrapped_transpose": True}
 
 
-def test_a_text_without_a_program() -> None:
+def test_text_without_a_program_is_refused() -> None:
     with pytest.raises(ValueError, match="no entry computation"):
         Module.parse("HloModule nothing\n")
 
@@ -76,7 +76,7 @@ def _found(**changes: Any) -> results.Results:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, None),
         ({"kernels": 9, "moves": 0, "memory_mib": 1.0, "calls": {}}, None),
@@ -87,53 +87,53 @@ def _found(**changes: Any) -> results.Results:
         ({"calls": {"xla_ffi_python_gpu_callback": 1}}, "it calls xla_ffi_python_gpu_callback"),
     ],
 )
-def test_budgets(changes: dict[str, Any], said: str | None) -> None:
+def test_figures_above_the_budget_are_reported(changes: dict[str, Any], message: str | None) -> None:
     lines = list(LIMITS.exceeded(_found(**changes), _found()))
-    assert len(lines) == (said is not None)
-    assert said is None or said in lines[0]
+    assert len(lines) == (message is not None)
+    assert message is None or message in lines[0]
 
 
-def test_what_has_no_budget_or_failed_exceeds_it() -> None:
+def test_missing_budget_and_failed_cell_are_reported() -> None:
     assert list(LIMITS.exceeded(_found(), {})) == [f"{CELL} inference: it has no budget"]
     failed: results.Results = {CELL: {"error": "Traceback\nUnsupportedOp: no lowering", "seconds": 1.0}}
     assert list(LIMITS.exceeded(failed, _found())) == [f"{CELL}: UnsupportedOp: no lowering"]
 
 
-def test_accepted_figures_are_kept_beside_others(tmp_path: Path) -> None:
+def test_save_keeps_the_budgets_of_other_cells(tmp_path: Path) -> None:
     path = tmp_path / "budgets.json"
     budgets.save(_found(), path)
     budgets.save({"vgg16 float32 NCHW": {"programs": {"forward": FIGURES}, "seconds": 1.0}, "alexnet float32 NCHW": {"error": "no"}}, path)
-    kept = budgets.load(path)
-    assert list(kept) == [CELL, "vgg16 float32 NCHW"]
-    assert list(LIMITS.exceeded(_found(), kept)) == []
+    saved = budgets.load(path)
+    assert list(saved) == [CELL, "vgg16 float32 NCHW"]
+    assert list(LIMITS.exceeded(_found(), saved)) == []
 
 
-def test_budgets_are_of_cells_that_exist() -> None:
+def test_all_budgets_belong_to_cells() -> None:
     assert set(budgets.load(BUDGETS)) <= {str(cell) for cell in cells()}
 
 
 def test_page_has_each_program() -> None:
     error = "Traceback (most recent call last):\n  File x, line 1\nUnsupportedOp: no lowering\n\nThe above exception was\nOther: so"
-    found = _found() | {"bert_base bfloat16": {"error": error, "seconds": 1.0}}
-    page = report.page(found)
+    results_by_cell = _found() | {"bert_base bfloat16": {"error": error, "seconds": 1.0}}
+    page = report.page(results_by_cell)
     assert "\n## resnet18\n\n| | program |" in page
     assert "| float32 NCHW | inference | 10 | 2 | 100.0 | 1 `__cublas$gemm` |" in page
     assert "| bfloat16 | | | | | failed: UnsupportedOp: no lowering |" in page
 
 
-def test_cells() -> None:
-    """Nine models of images in two layouts, three BERTs, and a block of GPT; all in two precisions."""
+def test_number_of_cells() -> None:
+    """Nine models of images in two layouts, three BERTs, and a block of GPT, each in two precisions."""
     every = list(cells())
     assert len(every) == len(set(every)) == (9 * 2 + 4) * 2
     assert Cell("bert_base", "bfloat16") in every
     assert Cell("vit_base_patch16_224", "float32", "channels-last") in every
 
 
-def test_gpt_block() -> None:
+def test_gpt_block_is_causal() -> None:
     x = torch.randn(2, 5, 16)
     block = GptBlock(16, 2)
     assert block(x).shape == x.shape
-    assert torch.allclose(block(x)[:, :3], block(x[:, :3]), atol=1e-5), "it is causal"
+    assert torch.allclose(block(x)[:, :3], block(x[:, :3]), atol=1e-5), "the block must be causal"
 
 
 STUB = """
@@ -152,28 +152,31 @@ def _plugin(folder: Path) -> Path:
     return folder
 
 
-def test_a_run_resumes_and_outlives_a_process(tmp_path: Path) -> None:
+def test_run_continues_with_stored_results_and_after_a_crash(tmp_path: Path) -> None:
     wanted = [cell for cell in cells() if cell.model in ("resnet18", "alexnet")]
     path, command = tmp_path / "results.jsonl", (sys.executable, "-c", STUB)
     path.write_text(json.dumps({"cell": str(wanted[0]), "programs": {}, "seconds": 0.0, "pid": 0}) + '\n{"cell": "vgg')
-    found = runner.compile_all(wanted, path, _plugin(tmp_path / "plugin"), command)
-    assert [name for name, result in found.items() if "error" in result] == ["alexnet bfloat16 NCHW", "alexnet bfloat16 channels-last"]
-    processes = {name: result.get("pid") for name, result in found.items()}
-    assert processes[str(wanted[0])] == 0, "it was known"
+    results_by_cell = runner.compile_all(wanted, path, _plugin(tmp_path / "plugin"), command)
+    assert [name for name, result in results_by_cell.items() if "error" in result] == [
+        "alexnet bfloat16 NCHW",
+        "alexnet bfloat16 channels-last",
+    ]
+    processes = {name: result.get("pid") for name, result in results_by_cell.items()}
+    assert processes[str(wanted[0])] == 0, "the stored result was not used"
     assert processes["resnet18 bfloat16 NCHW"] == processes["resnet18 bfloat16 channels-last"] != processes["alexnet float32 NCHW"]
 
 
-def test_a_machine_without_the_plugin(tmp_path: Path) -> None:
+def test_missing_plugin_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GpuProgramsError, match="make gpu-programs"):
         runner.environment(tmp_path)
 
 
-def test_only_the_child_leaves_drivers_unchecked(tmp_path: Path) -> None:
+def test_only_the_child_skips_the_check_for_a_driver(tmp_path: Path) -> None:
     assert runner.environment(_plugin(tmp_path))[runner.UNCHECKED] == "1"
     assert runner.UNCHECKED not in runner.os.environ
 
 
-def test_a_machine_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_failing_compiler_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(GpuProgramsError, match="no C\\+\\+ compiler \\(no-such-compiler\\)"):
         guard._library(tmp_path)
@@ -182,11 +185,11 @@ def test_a_machine_without_a_compiler(tmp_path: Path, monkeypatch: pytest.Monkey
         guard._library(tmp_path)
 
 
-def test_torch_must_not_be_there_before_the_guard() -> None:
+def test_guard_refuses_to_load_after_torch() -> None:
     with pytest.raises(GpuProgramsError, match=r"import commands\.gpu_programs\.fakes first"):
         guard.load()
 
 
-def test_a_part_of_the_models_makes_no_page() -> None:
+def test_match_without_check_or_accept_is_refused() -> None:
     with pytest.raises(SystemExit, match="has all models"):
         command.main(["--match", "resnet18"])

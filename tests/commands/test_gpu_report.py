@@ -1,4 +1,4 @@
-"""`make gpu` is rehearsed on the CPU: every part runs, and a crash or a hang costs one test or one part."""
+"""Tests of `make gpu` on the CPU: every part runs, and a crash or a hang costs one test or one part."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from support.paths import ROOT
 
 
 def report(output: Path, *arguments: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
-    """Runs the report on the CPU as `make gpu` does, and returns its facts."""
+    """Runs the report on the CPU as `make gpu` does, and returns its process and its facts."""
     path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))
     line = [sys.executable, "-m", "commands.gpu_report", "--device", "cpu", "--output", str(output), *arguments]
-    done = subprocess.run(line, env={**os.environ, **variables, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    return done, [json.loads(fact) for fact in (output / "facts.jsonl").read_text().splitlines()]
+    process = subprocess.run(line, env={**os.environ, **variables, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    return process, [json.loads(fact) for fact in (output / "facts.jsonl").read_text().splitlines()]
 
 
 PARTS = [run.name for run in RUNS if not run.is_tests]
@@ -38,16 +38,16 @@ NETWORKS = [name for name in PARTS if name.startswith("resnet")]
 @pytest.mark.parametrize(
     "parts", [[name for name in PARTS if name not in NETWORKS], pytest.param(NETWORKS, marks=pytest.mark.slow)], ids=["parts", "networks"]
 )
-def test_every_part_runs(tmp_path: Path, parts: list[str]) -> None:
-    done, facts = report(tmp_path, "--minutes", "8", "--jobs", "2", "--only", ",".join(parts))
+def test_all_parts_run(tmp_path: Path, parts: list[str]) -> None:
+    process, facts = report(tmp_path, "--minutes", "8", "--jobs", "2", "--only", ",".join(parts))
     bad = [fact for fact in facts if not fact.get("ok", True)]
     assert not bad, (bad, (tmp_path / "log.txt").read_text()[-3000:])
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     ran = {fact["what"] for fact in facts if fact["part"] == "driver"}
     assert ran == {"start", *parts}
     without_facts_on_a_cpu = {"graph_capture", "out_of_memory"}
     assert {fact["part"] for fact in facts} == {"driver", *parts} - without_facts_on_a_cpu
-    assert len(done.stdout.splitlines()) <= command.SUMMARY_LINES
+    assert len(process.stdout.splitlines()) <= command.SUMMARY_LINES
 
 
 TESTS = """
@@ -68,10 +68,10 @@ def test_hang():
 
 
 @pytest.mark.thorough
-def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(
+def test_crash_costs_one_test_and_hang_ends_at_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The facts that were known are in the directory, whatever ends. The limit's two minutes are over as soon as the hang has begun."""
+    """The facts of finished tests are stored. To save time, the limit of two minutes is simulated: it ends as soon as the test hangs."""
     (tmp_path / "test_cuda.py").write_text(TESTS)
     output = tmp_path / "output"
 
@@ -88,7 +88,7 @@ def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(
 
     monkeypatch.setattr(runs.subprocess, "Popen", ShortWait)
     for name in (FILE_VARIABLE, START_VARIABLE, DEVICE_VARIABLE):
-        monkeypatch.setenv(name, "")  # the driver sets them for its processes, and monkeypatch sets them back
+        monkeypatch.setenv(name, "")  # the driver changes them, and monkeypatch restores them
     code = command.main(["--device", "cpu", "--output", str(output), "--minutes", "2", "--only", "test_cuda.py", "--tests", str(tmp_path)])
     assert code == 1
     printed = capfd.readouterr().out
@@ -104,7 +104,7 @@ def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(
     assert "Fatal Python error: Aborted" in (output / "log.txt").read_text()
 
 
-def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jax", "pytest") else find(name))
     assert command.main([]) == 2
@@ -114,7 +114,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     assert printed.count("missing:") == 2
 
 
-def test_the_backend_is_found_without_an_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_backend_is_found_without_an_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -127,19 +127,19 @@ def test_the_backend_is_found_without_an_installation(monkeypatch: pytest.Monkey
     assert (metadata, before) == (str(tmp_path / "metadata"), "/elsewhere")
     assert variables["DYNAXLA_CACHE"] == ""
     assert variables["HOME"] == "/root"
-    (found,) = importlib.metadata.distributions(path=[metadata])
-    points = found.entry_points.select(group="torch_dynamo_backends")
+    (distribution,) = importlib.metadata.distributions(path=[metadata])
+    points = distribution.entry_points.select(group="torch_dynamo_backends")
     assert {(point.name, point.value) for point in points} == expected
 
 
-def test_processes_share_caches_that_start_empty(tmp_path: Path) -> None:
+def test_processes_share_caches_that_are_empty_at_first(tmp_path: Path) -> None:
     variables = environment.variables(tmp_path, {"XLA_FLAGS": "--first"})
     assert variables["XLA_FLAGS"] == f"--first --xla_gpu_per_fusion_autotune_cache_dir={tmp_path / 'autotuned'}"
     assert variables["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "compiled")
     assert all(list(path.iterdir()) == [] for path in (tmp_path / "autotuned", tmp_path / "compiled"))
 
 
-def test_every_file_of_gpu_tests_is_run_and_attention_after_the_others() -> None:
+def test_all_files_of_gpu_tests_are_listed_with_attention_last() -> None:
     files = {file.name for file in (ROOT / "tests" / "gpu").glob("test_*.py")}
     listed = [run.name for run in RUNS if run.is_tests]
     assert set(listed) == files
@@ -148,18 +148,18 @@ def test_every_file_of_gpu_tests_is_run_and_attention_after_the_others() -> None
 
 
 @pytest.mark.thorough
-def test_pytest_runs_without_its_timeouts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pytest_runs_without_pytest_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text("def test_it():\n    pass\n")
     monkeypatch.setattr(environment, "has", lambda module: False)
     line = [*pytest_line(file), "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:timeout"]
     variables = {"GPU_REPORT_FILE": str(tmp_path / "facts"), "GPU_REPORT_START": "0", "PYTHONPATH": str(ROOT / "tests")}
-    done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    process = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "1 passed" in process.stdout
 
 
-def test_the_summary_is_short_and_names_what_failed() -> None:
+def test_summary_is_short_and_has_failed_tests() -> None:
     facts = [{"part": "add", "what": f"fact {i}", "ok": i % 2 == 0, "traceback": "x" * 1000} for i in range(200)]
     facts.append(
         {"part": "pytest", "what": "test ends", "id": "a::b", "outcome": "failed", "error": "somewhere\nE   first line\nE   last line"}

@@ -1,4 +1,4 @@
-"""A twentieth of `make lower-everywhere`, another one for each seed, and what it would find."""
+"""Tests of `make lower-everywhere`: a twentieth of its cases, and the faults that it reports."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def sample() -> Sequence[Case]:
 
 
 @pytest.fixture(autouse=True)
-def quietly() -> Iterator[None]:
-    """The database uses deprecated functions on purpose."""
+def without_warnings() -> Iterator[None]:
+    """Ignores warnings about deprecated functions, which the database uses on purpose."""
     with warnings.catch_warnings():
         quiet()
         yield
@@ -44,16 +44,16 @@ def quietly() -> Iterator[None]:
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_a_part(group: int) -> None:
-    wrong = [text for case in sample()[group::GROUPS] for text in trial.faults(case)]
-    assert not wrong, "\n".join(wrong)
+def test_sampled_cases_have_no_faults(group: int) -> None:
+    faults = [text for case in sample()[group::GROUPS] for text in trial.faults(case)]
+    assert not faults, "\n".join(faults)
 
 
-def test_the_part_has_models_and_operators() -> None:
-    every = list(cases())
-    assert len(every) == len(set(every)) > 1000
+def test_sample_has_models_and_operators() -> None:
+    all_cases = list(cases())
+    assert len(all_cases) == len(set(all_cases)) > 1000
     assert {case.kind for case in sample()} == {"model", "op"}
-    assert len(every) / PART <= len(sample()) <= len(every) / PART + 2
+    assert len(all_cases) / PART <= len(sample()) <= len(all_cases) / PART + 2
     assert chosen(part=PART, seed=SEED) == sample() != chosen(part=PART, seed=SEED + 1)
 
 
@@ -62,8 +62,7 @@ def _graph(function: Callable[..., Any], *args: torch.Tensor, platform: str = "c
     return graph
 
 
-def test_graphs_are_moved() -> None:
-    """Metadata of nodes, and arguments that name a device."""
+def test_moved_changes_metadata_and_device_arguments() -> None:
     graph = moved(_graph(lambda x: torch.ones(3, device=x.device) + x[1:].t(), torch.ones(4, 3)), DEVICES["cuda"])
     values = [node.meta["val"] for node in graph.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     assert {value.device for value in values} == {DEVICES["cuda"]}
@@ -76,59 +75,59 @@ def test_calls_of_a_program() -> None:
     assert calls(text) == {"cusolver_getrf_ffi", "__onednn$matmul", "Qr"}
 
 
-def test_an_op_without_a_lowering_is_found() -> None:
+def test_op_without_a_lowering_is_refused() -> None:
     with pytest.raises(UnsupportedOp, match="linalg_ldl_factor"):
         stablehlo(_graph(torch.linalg.ldl_factor, torch.eye(3)), "cuda")
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_a_call_of_another_platform_is_found(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leaking(x: jax.Array) -> jax.Array:
+def test_call_of_a_function_of_another_platform_is_a_fault(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call_lapack(x: jax.Array) -> jax.Array:
         return jax.ffi.ffi_call("lapack_sgesdd_ffi", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    program = jax.jit(leaking).trace(jax.ShapeDtypeStruct((2,), "float32")).lower(lowering_platforms=(platform,))
+    program = jax.jit(call_lapack).trace(jax.ShapeDtypeStruct((2,), "float32")).lower(lowering_platforms=(platform,))
     monkeypatch.setattr(trial, "lowered", lambda graph, platform, device: program)
     case = Case("op", "sin", "float32")
     assert trial.faults(case) == [f"{case} for {name} calls lapack_sgesdd_ffi" for name in PLATFORMS]
 
 
-def test_the_list_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_that_differs_from_the_expected_one_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CANNOT, "sin", "a reason")
-    found = trial.faults(Case("op", "sin", "float32"))
-    assert [text.partition(":")[0] for text in found] == [f"op/sin/float32 can be lowered for {name}" for name in PLATFORMS]
+    faults = trial.faults(Case("op", "sin", "float32"))
+    assert [text.partition(":")[0] for text in faults] == [f"op/sin/float32 can be lowered for {name}" for name in PLATFORMS]
     monkeypatch.delitem(CANNOT, "nonzero")
     assert "DynamicOutputShapeException" in trial.faults(Case("op", "nonzero", "float32"))[0]
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_its_number_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["--match", "^op/(sin|nonzero)/float32"]) == 0
     assert "2 cases in" in capsys.readouterr().out
 
 
-# Compilation for TPUs. libtpu is not part of the suite: programs are compiled for the CPU, or by a stub.
+# Compilation for TPUs. These tests do not use libtpu: programs are compiled for the CPU, or by a stub.
 
 SIN = Case("op", "sin", "float32")
 
 
-def test_a_case_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX compiles for the platform of the device, and lowers for the same one."""
+def test_case_is_compiled_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX must compile and lower for the same platform, so the test lowers for the CPU, too."""
     lowered = trial.lowered
     monkeypatch.setitem(DEVICES, "cpu", torch.device("cpu"))
     monkeypatch.setattr(trial, "lowered", lambda graph, platform, device: lowered(graph, "cpu", device))
     assert trial.outcome(SIN, "tpu", jax.devices("cpu")[0]) == Outcome()
 
 
-def test_what_the_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_compiler_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeError("UNIMPLEMENTED:\n sines")
 
     monkeypatch.setattr(trial, "lowered", lambda *_: types.SimpleNamespace(as_text=lambda: "custom_call @Qr(%1)", compile=refuse))
-    assert trial.outcome(SIN, "tpu") == Outcome(calls=("Qr",)), "it is lowered only"
+    assert trial.outcome(SIN, "tpu") == Outcome(calls=("Qr",)), "without a device, the case is only lowered"
     assert trial.outcome(SIN, "tpu", jax.devices("cpu")[0]) == Outcome(COMPILING, "RuntimeError: UNIMPLEMENTED: sines", ("Qr",))
 
 
 @pytest.mark.parametrize("kind", [LOWERING, COMPILING, ABORTS])
-def test_the_lists_of_compilation_are_strict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_outcome_of_compilation_is_a_fault(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Outcome(kind, "its message")
     assert trial.fault(SIN, "tpu", failed, is_compiled=True) == f"{SIN} for tpu {kind}: its message"
     reasons = {LOWERING: expected.CANNOT_ON, COMPILING: expected.NOT_COMPILED, ABORTS: expected.ENDS}[kind]
@@ -137,12 +136,12 @@ def test_the_lists_of_compilation_are_strict(kind: str, monkeypatch: pytest.Monk
     assert "take it off the list of expected.py, which says: its reason" in trial.fault(SIN, "tpu", Outcome(), is_compiled=True)
     assert trial.fault(SIN, "cuda", Outcome()) == ""
     assert trial.fault(Case("op", "sin", "bfloat16"), "tpu", Outcome(), is_compiled=True) == ""
-    assert bool(trial.fault(SIN, "tpu", Outcome())) == (kind == LOWERING), "a case that is not compiled cannot fail to be"
+    assert bool(trial.fault(SIN, "tpu", Outcome())) == (kind == LOWERING), "a case that is not compiled cannot fail to compile"
     other = LOWERING if kind != LOWERING else ABORTS
     assert trial.fault(SIN, "tpu", Outcome(other, "another message"), is_compiled=True).endswith("another message")
 
 
-def test_expected_failures_are_of_cases_that_exist() -> None:
+def test_all_expected_failures_belong_to_cases() -> None:
     names = {case.name for case in cases()} | {f"{case.name}/{case.dtype}" for case in cases()}
     lists = [CANNOT, *expected.CANNOT_ON.values(), *expected.NOT_COMPILED.values(), *expected.ENDS.values()]
     assert [name for reasons in lists for name in reasons if name not in names] == []
@@ -168,18 +167,18 @@ def _libtpu(folder: Path) -> Path:
     return folder
 
 
-def test_a_case_that_ends_its_process(tmp_path: Path) -> None:
+def test_case_that_ends_its_process(tmp_path: Path) -> None:
     wanted = [Case("op", name, "float32") for name in ("sin", "cos", "tan")]
-    found = list(tpu_compiler.compile_all(wanted, tmp_path / "results" / "r.jsonl", _libtpu(tmp_path), (sys.executable, "-c", STUB)))
+    outcomes = list(tpu_compiler.compile_all(wanted, tmp_path / "results" / "r.jsonl", _libtpu(tmp_path), (sys.executable, "-c", STUB)))
     aborted = Outcome(ABORTS, "its process ended with -6: shape.h:843] Check failed: p")
-    assert found == [
+    assert outcomes == [
         (wanted[0], {"tpu": Outcome(calls=("Qr",))}),
         (wanted[1], {"tpu": aborted}),
         (wanted[2], {"tpu": Outcome(calls=("Qr",))}),
     ]
 
 
-def test_libtpu_that_is_not_there_or_does_not_load(tmp_path: Path) -> None:
+def test_missing_or_broken_libtpu_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="make tpu-programs"):
         command(["--match", "^op/sin/float32", "--compile", "tpu", "--libtpu", str(tmp_path), "--results", str(tmp_path / "r.jsonl")])
     child = (sys.executable, "-c", "raise ValueError('old\\n  hint: get another')")
@@ -187,7 +186,7 @@ def test_libtpu_that_is_not_there_or_does_not_load(tmp_path: Path) -> None:
         list(tpu_compiler.compile_all([SIN], tmp_path / "r.jsonl", _libtpu(tmp_path), child))
 
 
-def test_results_are_of_one_libtpu(tmp_path: Path) -> None:
+def test_results_file_is_named_by_the_version_of_libtpu(tmp_path: Path) -> None:
     path = tpu_compiler.results_file(_libtpu(tmp_path))
     assert tpu_compiler.results_file(tmp_path) == path
     assert path.name.startswith("libtpu-9.8-")

@@ -1,4 +1,4 @@
-"""The check of the library's prose finds the patterns that it is for."""
+"""Tests of the check of the library's prose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commands import prose
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "expected"),
     [
         ('def f():\n    """What the caller passes."""', "begins with 'What'"),
         ('"""Whether it holds."""', "begins with 'Whether'"),
@@ -21,6 +21,6 @@ from commands import prose
         ('text = "what is told beside the code is not looked at"', ""),
     ],
 )
-def test_findings(source: str, found: str) -> None:
+def test_findings(source: str, expected: str) -> None:
     messages = [message for _, message in prose.findings(source)]
-    assert [found in message for message in messages] == ([True] if found else [])
+    assert [expected in message for message in messages] == ([True] if expected else [])

@@ -1,4 +1,4 @@
-"""The command that compiles for TPUs: its figures, budgets and page. What it compiles is not part of the suite."""
+"""Tests of the command that compiles for TPUs: its figures, budgets and page. Nothing is compiled for TPUs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ENTRY %main (arg: f32[8,4]) -> f32[8,8] {
 
 
 def test_figures_of_a_program() -> None:
-    """The loop counts five times, a copy to the vector memory is no copy, and one product of two has operands of float32."""
+    """The loop counts five times; a copy to the vector memory does not count as a copy; one of two products has float32 operands."""
     memory: Any = SimpleNamespace(temp_size_in_bytes=3 << 20, argument_size_in_bytes=1 << 19)
     assert figures(PROGRAM, memory, {"bytes accessed": 2.5e9}) == {
         "cycles": 100 + 5 * (10 + 1) + 1000,
@@ -70,17 +70,17 @@ def test_figures_of_a_program() -> None:
 
 
 def test_cells_and_budgets() -> None:
-    """Ten models in three ways, two of them in float32, too; a JAX reference for the blocks."""
+    """Ten models in three settings, two of them also in float32, and a JAX reference for the blocks."""
     names = [str(cell) for cell in cells()]
     assert len(names) == len(set(names))
     assert sum(name.startswith("resnet18: ") for name in names) == 6
-    kept = budgets.load(BUDGETS)
-    assert set(kept) <= set(names)
-    assert list(LIMITS.exceeded(kept, kept)) == []
-    assert "JAX" in kept["GPT block: training, 8 x 1024 x 768"]["programs"]
+    saved = budgets.load(BUDGETS)
+    assert set(saved) <= set(names)
+    assert list(LIMITS.exceeded(saved, saved)) == []
+    assert "JAX" in saved["GPT block: training, 8 x 1024 x 768"]["programs"]
 
 
-def test_page() -> None:
+def test_rows_of_the_page() -> None:
     figures = {"cycles": 1234567, "instructions": 6, "copies": 1, "float32_products": 0, "memory_mib": 3.0, "argument_mib": 0.5}
     figures |= {"gigabytes": 2.5, "calls": {"tpu_custom_call": 1}, "collectives": {"all-gather": (2, 3 << 20)}}
     rows = list(report._rows("batch 8", {"programs": {"forward": figures, "backward": figures}, "seconds": 12.4}))
@@ -91,7 +91,7 @@ def test_page() -> None:
     ]
 
 
-def test_a_machine_without_libtpu(tmp_path: Path) -> None:
+def test_missing_libtpu_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(libtpu.LibtpuError, match="make tpu-programs"):
         libtpu.environment(tmp_path)
     with pytest.raises(SystemExit, match="has all cells"):
@@ -99,21 +99,20 @@ def test_a_machine_without_libtpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "by_hand", "width"),
+    ("block", "jax_block", "width"),
     [pytest.param(GptBlock, plain_jax.gpt_block, 768, id="gpt"), pytest.param(LlamaBlock, plain_jax.llama_block, 1024, id="llama")],
 )
-def test_blocks_in_jax_compute_the_same(block: Any, by_hand: Any, width: int) -> None:
-    """The references of the figures are the same mathematics."""
+def test_jax_blocks_give_the_results_of_torch(block: Any, jax_block: Any, width: int) -> None:
     torch.manual_seed(0)
     model, x = block(), torch.randn(1, 6, width)
     arrays = {name: jax.numpy.asarray(value.detach().numpy()) for name, value in model.named_parameters()}
-    found = by_hand(arrays, jax.numpy.asarray(x.numpy()))
+    result = jax_block(arrays, jax.numpy.asarray(x.numpy()))
     with torch.no_grad():
-        assert_equal(torch.tensor(found.tolist()), model(x), tolerance=(1e-3, 1e-4))
+        assert_equal(torch.tensor(result.tolist()), model(x), tolerance=(1e-3, 1e-4))
 
 
-def test_gpt() -> None:
+def test_gpt_is_causal() -> None:
     model = Gpt(layers=1, width=16, vocabulary=11, length=8, heads=2)
     tokens = torch.randint(0, 11, (2, 8))
     assert model(tokens).shape == (2, 8, 11)
-    assert torch.allclose(model(tokens)[:, :3], model(tokens[:, :3]), atol=1e-5), "it is causal"
+    assert torch.allclose(model(tokens)[:, :3], model(tokens[:, :3]), atol=1e-5), "the model must be causal"

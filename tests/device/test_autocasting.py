@@ -1,4 +1,4 @@
-"""Autocast, and what else training scripts ask of a device."""
+"""Tests of autocast on the device, and of other features that training scripts use."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def test_training_scripts() -> None:
     run_checks("trainers")
 
 
-def test_what_is_refused() -> None:
+def test_refused_uses() -> None:
     run_checks("refused")

@@ -1,4 +1,4 @@
-"""Ops on the device."""
+"""Tests of ops on the device in eager mode."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_ops() -> None:
 
 
 @pytest.mark.thorough
-def test_sample_of_the_databases() -> None:
-    """`make conformance-device` runs all of them."""
+def test_sample_of_pytorchs_databases() -> None:
+    """`make conformance-device` runs all cases."""
     run_script(SAMPLE, ["eager"])

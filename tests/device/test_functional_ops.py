@@ -1,4 +1,4 @@
-"""Which op gives the values that another one writes."""
+"""Tests of the table of functional ops, which compute the values that in-place and out variants write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_functional_ops(op: Any, functional: Any) -> None:
     assert not functional_op.is_view
 
 
-def test_what_is_written_and_left_out() -> None:
+def test_written_and_out_arguments() -> None:
     assert functional_op_of(aten.max.dim_max).written == ("max", "max_values")
     assert functional_op_of(aten.max.dim_max).out_arguments == {"max", "max_values"}
     assert functional_op_of(aten.add_.Tensor).written == ("self",)
@@ -42,12 +42,12 @@ def test_what_is_written_and_left_out() -> None:
 @pytest.mark.parametrize(
     "op", [aten.view.default, aten.t_.default, aten.squeeze_.dim, aten.as_strided_.default, aten.unfold.default, aten.view_as_real.default]
 )
-def test_views_compute_nothing(op: Any) -> None:
+def test_views_have_no_functional_op(op: Any) -> None:
     assert functional_op_of(op).is_view
     assert functional_op_of(op).functional is None
 
 
-def test_which_arguments_are_inputs() -> None:
+def test_number_arguments() -> None:
     assert functional_op_of(aten.add_.Tensor).number_arguments >= {1, 2, "other", "alpha"}
     assert functional_op_of(aten.lerp_.Scalar).number_arguments >= {2, "weight"}
     for op in (aten.arange.start_out, aten.sum.dim_IntList, aten.native_dropout.default, aten.native_group_norm.default):

@@ -1,4 +1,4 @@
-"""Lazy mode."""
+"""Tests of the device's lazy mode."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def test_recordings() -> None:
     run_checks("recordings")
 
 
-def test_storages() -> None:
-    """All that reaches for a storage finds what is recorded."""
+def test_storage_access_executes_recorded_ops() -> None:
     run_checks("storages", before="import dynaxla; dynaxla.device.set_mode('lazy')")
 
 
@@ -36,7 +35,7 @@ assert x.tolist() == [2, 2, 2]
 """
 
 
-def test_a_child_refuses_what_is_recorded() -> None:
+def test_forked_child_refuses_recorded_tensors() -> None:
     run_script(_FORK)
 
 
@@ -46,6 +45,6 @@ def test_ten_models() -> None:
 
 
 @pytest.mark.thorough
-def test_sample_of_the_databases() -> None:
-    """`make conformance-device ARGS=--device=lazy` runs all of them."""
+def test_sample_of_pytorchs_databases() -> None:
+    """`make conformance-device ARGS=--device=lazy` runs all cases."""
     run_script(SAMPLE, ["lazy"])

@@ -1,4 +1,4 @@
-"""Other people's models and training scripts on the device, in a process of its own for each kind."""
+"""Tests of models and training scripts of other libraries on the device, each kind in its own process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_eight_devices() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ten", "timm", "transformers", "generate"])
-def test_every_model(kind: str) -> None:
+def test_all_models_of_a_kind(kind: str) -> None:
     run_script(f"from cases.device import models; assert not models.main({kind!r}, [])")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in MODELS])
-def test_training_of_the_ten(name: str) -> None:
+def test_training_of_a_benchmark_model(name: str) -> None:
     run_script(f"from cases.device import models; assert not models.main('training', [{name!r}])")

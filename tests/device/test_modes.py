@@ -1,4 +1,4 @@
-"""Eager, lazy and compiled mode, used together."""
+"""Tests of eager, lazy and compiled mode, used together."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ pytestmark = NEEDS_DEVICE
 
 
 @pytest.mark.thorough
-def test_together() -> None:
+def test_modes_together() -> None:
     run_checks("together")

@@ -1,4 +1,4 @@
-"""The device in a process with other things: threads, forks, signals, its exit, other compilers, and what others have done before."""
+"""Tests of the device with threads, forks, signals, the exit of a process, and other compilers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from support.processes.scripts import completed, run_script
 pytestmark = NEEDS_DEVICE
 
 
-def test_threads_children_and_interruptions() -> None:
+def test_threads_forks_and_interrupts() -> None:
     run_checks("sharing")
 
 
 @pytest.mark.thorough
 def test_loops_do_not_grow_memory() -> None:
-    """`python -m cases.device.growth 100000` runs longer ones."""
+    """`python -m cases.device.growth 100000` runs longer loops."""
     run_checks("growth")
 
 
 @pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("name", ENDS)
-def test_exits(name: str) -> None:
-    """With the program's own status, and without a crash; silently, where nothing of its own goes wrong."""
+def test_exit_status_and_output(name: str) -> None:
+    """A process exits with the program's own status, and without errors that are not the program's."""
     end, status, error, printed = ENDS[name]
-    done = completed(BEGINNING + end)
-    assert done.returncode == status, done.stderr[-2000:]
-    assert done.stderr.strip().rpartition("\n")[2] == error, done.stderr[-2000:]
-    assert done.stdout.strip() == printed
+    process = completed(BEGINNING + end)
+    assert process.returncode == status, process.stderr[-2000:]
+    assert process.stderr.strip().rpartition("\n")[2] == error, process.stderr[-2000:]
+    assert process.stdout.strip() == printed
 
 
-def test_a_finalizer_at_the_exit() -> None:
-    """What it does with a tensor is done, or refused by an exception that Python prints and ignores: the process ends as it would."""
-    done = completed(
+def test_finalizer_that_uses_the_device_at_exit() -> None:
+    """The ops of the finalizer run, or raise an error that Python prints and ignores. The exit status does not change."""
+    process = completed(
         BEGINNING
         + """
 class Last:
@@ -50,13 +50,13 @@ class Last:
 last = Last()
 sys.exit(3)
 """,
-        own=True,  # the fork server's children keep their globals to the end
+        own=True,  # children of the fork server do not delete their globals at exit
     )
-    assert (done.returncode, done.stdout) == (3, "looks\n"), done.stderr[-2000:]
+    assert (process.returncode, process.stdout) == (3, "looks\n"), process.stderr[-2000:]
 
 
-def test_what_others_did_before_and_do_after() -> None:
-    """A script written for CUDA asks what there is; Inductor has compiled and trained, and does so again."""
+def test_enable_after_a_script_for_cuda_and_after_other_compilers() -> None:
+    """Functions compiled before the device is enabled run afterwards, too."""
     run_script("""
 import warnings, torch
 assert not torch.cuda.is_available()
@@ -84,8 +84,7 @@ for backend in ("inductor", "aot_eager", "dynaxla"):
 """)
 
 
-def test_graphs_that_an_earlier_process_left_are_found(tmp_path: Path) -> None:
-    """In processes that have enabled the device and in those that have not, from one another."""
+def test_cached_graphs_are_shared_by_processes_with_and_without_the_device(tmp_path: Path) -> None:
     script = """
 import sys, torch, dynaxla
 from dynaxla.observe import metrics
@@ -98,5 +97,5 @@ print(metrics.snapshot().get("kept_graphs", 0))
 """
     for first, second in (("without", "with"), ("with", "without")):
         folder = tmp_path / first
-        found = [int(run_script(script, [str(folder), enabled])) for enabled in (first, second)]
-        assert found == [0, 1], first
+        cached_graphs = [int(run_script(script, [str(folder), enabled])) for enabled in (first, second)]
+        assert cached_graphs == [0, 1], first

@@ -1,4 +1,4 @@
-"""The device, as whoever enables it meets it; in processes of their own, since enabling is for a process's life."""
+"""Tests of the registration of the device. Most have their own process, because a process cannot disable the device again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.processes.device_checks import NEEDS_DEVICE, run_checks
 from support.processes.scripts import completed, run_script
 
 
-def test_nothing_is_registered_unless_asked() -> None:
+def test_import_does_not_register_the_device() -> None:
     assert not hasattr(torch, "jax")
     assert torch._C._get_privateuse1_backend_name() == "privateuseone"
     assert "enable" in dir(dynaxla.device)
@@ -23,8 +23,8 @@ def test_nothing_is_registered_unless_asked() -> None:
 @NEEDS_DEVICE
 @pytest.mark.quick(only=True)
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_ops_in_this_process(mode: str) -> None:
-    """`make quick` starts no other one."""
+def test_ops_without_another_process(mode: str) -> None:
+    """For `make quick`, which starts no processes."""
     dynaxla.device.enable()
     x, weight = torch.randn(3, 4), torch.randn(4, 2, requires_grad=True)
     expected = (x @ weight).relu().cumsum(0)
@@ -43,13 +43,13 @@ def test_storages() -> None:
 
 
 @NEEDS_DEVICE
-def test_files_where_there_is_no_device(tmp_path: Path) -> None:
-    """In a process that has not enabled it, torch says which device is missing; map_location leads to another one."""
+def test_load_without_the_device(tmp_path: Path) -> None:
+    """torch reports the missing device. With map_location, the file can be loaded."""
     path = tmp_path / "file.pt"
     run_script(f"import torch, dynaxla; dynaxla.device.enable(); torch.save(torch.arange(3.0).to('jax'), {str(path)!r})")
-    done = completed(f"import torch; torch.load({str(path)!r})")
-    assert done.returncode == 1
-    assert "jax:0" in done.stderr
+    process = completed(f"import torch; torch.load({str(path)!r})")
+    assert process.returncode == 1
+    assert "jax:0" in process.stderr
     run_script(f"import torch; assert torch.load({str(path)!r}, map_location='cpu').tolist() == [0, 1, 2]")
 
 
@@ -59,7 +59,7 @@ def test_several_devices() -> None:
     run_checks("several", backward, XLA_FLAGS="--xla_force_host_platform_device_count=4", own=True)
 
 
-def test_another_librarys_device() -> None:
-    done = completed("import torch; torch.utils.rename_privateuse1_backend('other'); import dynaxla; dynaxla.device.enable()")
-    assert done.returncode == 1
-    assert 'another library uses it as "other"' in done.stderr
+def test_enable_after_another_library_is_refused() -> None:
+    process = completed("import torch; torch.utils.rename_privateuse1_backend('other'); import dynaxla; dynaxla.device.enable()")
+    assert process.returncode == 1
+    assert 'another library uses it as "other"' in process.stderr

@@ -1,4 +1,4 @@
-"""Compiled graphs for a TPU, on the CPU."""
+"""Tests of compiled graphs for a TPU, simulated on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled graphs on the device."""
+"""Tests of compiled graphs on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of docs/integrations.md run as they stand, where their libraries are installed; each in a process of its own."""
+"""Tests that run each block of docs/integrations.md in its own process, if the block's libraries are installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEEDS = {
 COUNT = "\nfrom dynaxla.observe import metrics\nassert metrics.snapshot().get('calls', 0) > 0, 'dynaxla ran nothing'\n"
 
 
-def test_every_section_is_known() -> None:
+def test_all_sections_with_blocks_are_listed() -> None:
     assert [name for name, blocks in SECTIONS.items() if blocks] == list(NEEDS)
     assert all(len(SECTIONS[name]) == 1 for name in NEEDS)
 
@@ -45,14 +45,14 @@ def is_broken(package: str) -> bool:
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", NEEDS)
-def test_the_block_runs(name: str, tmp_path: Path) -> None:
+def test_block_runs(name: str, tmp_path: Path) -> None:
     for package in NEEDS[name]:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     if "transformers" in NEEDS[name] and is_broken("torchvision"):
-        pytest.skip("torchvision is installed, but for another build of torch: transformers cannot be imported beside it")
+        pytest.skip("torchvision is installed, but for another build of torch: transformers cannot be imported with it")
     script = tmp_path / "block.py"
     script.write_text(SECTIONS[name][0] + COUNT)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""The blocks of pages run as they stand, one after the other, and compute what the pages say. `make docs-test` runs those of all pages."""
+"""Tests that run the blocks of each page as one program, and check the results that the page states. `make docs-test` runs all pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.releases import IS_OLDEST
 from support.timing import quick_compilation
 
 PAGES = ROOT / "docs"
-# By page: what holds when its blocks have run.
+# By page: assertions after the page's blocks.
 CHECKS = {
     "../README": """
 assert y.shape == (3, 64, 256)
@@ -151,14 +151,14 @@ torch.testing.assert_close(torch.tensor(held.tolist()), model.cpu()(x).detach(),
 }
 
 
-# What such a program prints, among other things.
+# By page: a text that the program prints.
 SAYS = {
     "start": "Counter: calls\n  Value: 6\nCounter: capture",
     "training": "the step needs the value of a tensor",
     "freezing": "option freeze is for inference",
     "troubleshooting": "no lowering for shop.discount.default",
 }
-# What stands before a page's program: transformers may find a torchvision of another build of torch, and a page's op has to be there.
+# By page: code before the page's blocks. transformers may find a torchvision of another build of torch, and a page's op must exist.
 BEFORE = {
     "generation": "from dynaxla.bench.suites import import_package\nimport_package('transformers')",
     "architecture": "import torch",
@@ -168,16 +168,16 @@ torch.library.define("mylib::scale", "(Tensor x, float factor) -> Tensor")
 torch.library.register_fake("mylib::scale")(lambda x, factor: torch.empty_like(x))
 """,
 }
-# What a page's program needs of its environment, and what runs it.
+# By page: environment variables of the program, and arguments of Python before the program's name.
 VARIABLES = {
     "many-devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
     "many-processes": {"OMP_NUM_THREADS": "1", "DYNAXLA_CACHE": ""},
 }
 RUNNERS = {
-    "explain": [],  # its lines are those of a file
+    "explain": [],  # the page shows lines of a file
     "many-processes": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
 }
-# They take longer than the others; `make docs-test` runs them.
+# Pages that take longer than the others; `make docs-test` runs them.
 SLOW = {
     *("../README", "training", "looking-inside", "generation", "sizes", "deployment", "device", "torch-xla", "inductor"),
     *("jax-in-torch", "many-devices", "many-processes", "torchax"),
@@ -186,18 +186,18 @@ NEEDS = {"generation": "transformers"}
 # Pages whose last blocks are quoted from the sources: the file of each of these blocks.
 OPS = "src/dynaxla/lowering/ops"
 QUOTED = {"add-an-op": [f"{OPS}/scans.py", "tests/lowering/table/reductions.py", f"{OPS}/convolution.py"]}
-# What torch 2.11 has in place of what pages use.
+# Features that pages use and torch 2.11 does not have, with a description of its restriction.
 NOT_IN_OLDEST = {
     "device.enable()": "no storages that can be made without memory, which the device needs",
     "aot_compile": "no aot_compile",
     '"spmd"': "graphs of parallel layers with DTensors and plain tensors, which XLA does not partition",
 }
-# Each block of this page is a program, which tests/docs/test_integrations.py runs.
+# Pages whose blocks are separate programs, which tests/docs/test_integrations.py runs.
 ELSEWHERE = {"integrations"}
 
 
 def blocks_of(page: str) -> list[str]:
-    """The program of a page."""
+    """Returns the blocks of a page's program."""
     return page_blocks.blocks_of(PAGES / f"{page}.md")
 
 
@@ -205,7 +205,7 @@ def all_pages() -> list[Path]:
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(PAGES.rglob("*.md"))]
 
 
-# torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
+# torch.export's own copy of a tree of arguments causes this warning (torch 2.13).
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.sample(usual=7)
@@ -214,24 +214,24 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if page in NEEDS:
         pytest.importorskip(NEEDS[page])
     monkeypatch.chdir(tmp_path)
-    # Whether a loss falls depends on weights and data, which pages draw as a reader would. The name torch is theirs to import.
+    # A fixed seed, since pages check that a loss of random weights and data falls. The page itself must import the name torch.
     seed = "__import__('torch').manual_seed(0)"
     blocks = blocks_of(page)
     program = "\n".join([seed, BEFORE.get(page, ""), *blocks[: len(blocks) - len(QUOTED.get(page, ()))], CHECKS[page]])
     if IS_OLDEST and (lacking := next((lacking for name, lacking in NOT_IN_OLDEST.items() if name in program), "")):
         pytest.skip(f"torch 2.11 has {lacking}")
-    # Some things are for a process's life, and counts are a process's.
+    # Pages with changes that a process cannot undo, or with counts of a process, run in a separate process.
     if page in RUNNERS or any(name in program for name in ("device.enable()", "metrics.", "_import(", "dynaxla.lowers(")):
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | {"XLA_FLAGS": quick_compilation.flags()} | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        printed = done.stdout
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
+        printed = process.stdout
     else:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             module = types.ModuleType("page")
-            monkeypatch.setitem(sys.modules, "page", module)  # where TorchDynamo looks for the globals of its functions
+            monkeypatch.setitem(sys.modules, "page", module)  # TorchDynamo looks here for the globals of functions
             exec(compile(program, f"{page}.md", "exec"), vars(module))
         printed = out.getvalue()
     assert SAYS.get(page, "") in printed
@@ -239,30 +239,30 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("page", sorted(SLOW))
 def test_blocks_are_programs(page: str) -> None:
-    """Also of pages that only `make docs-test` runs; and what they take from dynaxla is there."""
+    """Checks the syntax of all blocks, and that the names of dynaxla exist, also for pages that only `make docs-test` runs."""
     tree = ast.parse("\n".join(blocks_of(page)))
-    taken = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dynaxla"]
-    assert [name for name in taken if not hasattr(dynaxla, name)] == []
+    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dynaxla"]
+    assert [name for name in names if not hasattr(dynaxla, name)] == []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dynaxla"):
             module = importlib.import_module(str(node.module))
             assert [item.name for item in node.names if not hasattr(module, item.name)] == []
 
 
-def test_every_page_with_blocks_is_run() -> None:
-    found = {os.path.relpath(path.with_suffix(""), PAGES) for path in all_pages() if "```python" in path.read_text()}
-    assert found == CHECKS.keys() | ELSEWHERE
+def test_all_pages_with_blocks_are_listed() -> None:
+    pages = {os.path.relpath(path.with_suffix(""), PAGES) for path in all_pages() if "```python" in path.read_text()}
+    assert pages == CHECKS.keys() | ELSEWHERE
 
 
 @pytest.mark.parametrize("page", QUOTED)
-def test_what_is_quoted_is_so(page: str) -> None:
+def test_quoted_blocks_equal_the_sources(page: str) -> None:
     for block, source in zip(blocks_of(page)[-len(QUOTED[page]) :], QUOTED[page], strict=True):
         lines = {line.strip().rstrip(",") for line in (ROOT / source).read_text().splitlines()}
         assert not {line.strip() for line in block.splitlines()} - lines, source
 
 
 def commands_of(path: Path) -> list[list[str]]:
-    """The commands in a page's blocks for a shell, without variables before them."""
+    """Returns the commands of a page's shell blocks, without variables before the commands."""
     blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     return [[word for number, word in enumerate(line) if number or "=" not in word] for line in lines if line]
@@ -277,7 +277,7 @@ def test_commands_exist() -> None:
         if first == "make":
             assert others[0] in targets, others
         elif first == "dynaxla":
-            command_line.commands[others[0]].make_context(others[0], others[1:])  # raises for an option that is not there
+            command_line.commands[others[0]].make_context(others[0], others[1:])  # raises for an unknown option
         elif [first, *others[:2]] == ["python", "-m", "benchmarks"]:
             tables.commands[others[2]].make_context(others[2], others[3:])
         else:

@@ -1,4 +1,4 @@
-"""A training script of torch_xla, changed in the lines that docs/torch-xla.md names, trains like eager mode on eight devices."""
+"""Tests of a training script of torch_xla with the changes of docs/torch-xla.md: on eight devices, it trains as in eager mode."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CHANGES = {
 }
 
 
-def test_the_page_names_each_change() -> None:
+def test_page_names_all_changes() -> None:
     page = (ROOT / "docs" / "torch-xla.md").read_text()
     for old, new in CHANGES.items():
         for code in (old, new):
@@ -68,14 +68,14 @@ def test_the_page_names_each_change() -> None:
     assert not re.search(r"torch_xla|\bx[sr]\.", _changed())
 
 
-def test_a_training_script_of_torch_xla() -> None:
+def test_changed_script_gives_the_losses_of_eager_mode() -> None:
     # The wheel of torchvision, which transformers imports, may be for another build of torch.
     script = f"from dynaxla.bench.suites import import_package\nimport_package('transformers')\n{_changed()}"
-    done = completed(script, XLA_FLAGS="--xla_force_host_platform_device_count=8")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("loss ")]
-    torch.testing.assert_close(found, _losses_of_eager_mode(), rtol=1e-4, atol=1e-4)
-    assert found[-1] < found[0]
+    process = completed(script, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    assert process.returncode == 0, process.stderr[-3000:]
+    losses = [float(line.split()[1]) for line in process.stdout.splitlines() if line.startswith("loss ")]
+    torch.testing.assert_close(losses, _losses_of_eager_mode(), rtol=1e-4, atol=1e-4)
+    assert losses[-1] < losses[0]
 
 
 def _changed() -> str:

@@ -1,4 +1,4 @@
-"""design.md's contracts: results, strides, aliasing, mutation and grad flags as in eager mode."""
+"""Tests that results, strides, aliasing, mutations and gradient flags are those of eager mode."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def in_place_on_alias_of_intermediate(x: torch.Tensor) -> tuple[torch.Tensor, to
     return y, z
 
 
-def resized_by_index(x: torch.Tensor) -> torch.Tensor:
+def item_assignment(x: torch.Tensor) -> torch.Tensor:
     x[0] = 5
     x[:, 1] = x[:, 0]
     return x.clone()
@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
     "mutation_of_strided_input": (add_in_place, lambda: (t(4, 10)[:, ::2],)),
     "mutation_of_channels_last": (add_in_place, lambda: (t(2, 3, 4, 5).to(memory_format=torch.channels_last),)),
     "mutation_of_two": (mutate_both, lambda: (t(4, 5), t(4, 5))),
-    "item_assignment": (resized_by_index, lambda: (t(4, 5),)),
+    "item_assignment": (item_assignment, lambda: (t(4, 5),)),
     "views_of_an_input": (views_of_inputs, lambda: (t(4, 6),)),
     "views_of_a_transposed_input": (lambda x: (x.t(), x[1:], x + 1), lambda: (t(4, 6).t(),)),
     "view_after_mutation": (view_after_mutation, lambda: (t(4, 5),)),
@@ -171,7 +171,7 @@ def test_same_tensor_twice() -> None:
 
 
 @pytest.mark.parametrize("ranges", [((0, 6), (2, 8)), ((0, 4), (4, 8)), ((0, 8), (0, 4))])
-def test_views_of_one_base_as_inputs(ranges: tuple[tuple[int, int], tuple[int, int]]) -> None:
+def test_overlapping_inputs_one_written(ranges: tuple[tuple[int, int], tuple[int, int]]) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(2)
         return x.sum() + y.sum()
@@ -184,7 +184,7 @@ def test_views_of_one_base_as_inputs(ranges: tuple[tuple[int, int], tuple[int, i
         assert_equal(mine, theirs)
 
 
-def test_views_of_one_base_with_same_shape_both_written() -> None:
+def test_overlapping_inputs_of_the_same_shape_both_written() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         y.mul_(3)
@@ -209,14 +209,14 @@ PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def overlaps(part: torch.Tensor) -> bool:
-    """Of a part of memory that holds each number once."""
+    """True if two elements share memory, for a part of a memory with distinct numbers."""
     return part.unique().numel() < part.numel()
 
 
 # AOTAutograd refuses strides of 0.
 @pytest.mark.parametrize("stride", [(1, 2, 1), (1, 4, 1), (2, 1, 2), (3, 1, 3), (1, 1, 1)], ids=str)
-def test_writing_to_a_part_of_what_overlaps_itself(stride: tuple[int, ...]) -> None:
-    """All elements that share memory with the part change, those read later in the graph included. Each part has a memory of its own."""
+def test_write_to_a_part_of_an_input_with_internal_overlap(stride: tuple[int, ...]) -> None:
+    """All elements that share memory with the part change, also for later reads in the graph. Each part has its own memory."""
     names = [name for name, part in PARTS.items() if not overlaps(part(torch.arange(30).as_strided((2, 3, 4), stride)))]
 
     def function(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
@@ -229,13 +229,13 @@ def test_writing_to_a_part_of_what_overlaps_itself(stride: tuple[int, ...]) -> N
             results[name] = first, x + 1, part
         return results
 
-    found = []
+    runs = []
     for run in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
         memories = {name: torch.arange(1.0, 31.0) for name in names}
-        found.append((run({name: memory.as_strided((2, 3, 4), stride) for name, memory in memories.items()}), memories))
+        runs.append((run({name: memory.as_strided((2, 3, 4), stride) for name, memory in memories.items()}), memories))
     assert names
     for name in names:
-        expected, actual = ((results[name], memories[name]) for results, memories in found)
+        expected, actual = ((results[name], memories[name]) for results, memories in runs)
         torch.testing.assert_close(actual, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -246,13 +246,13 @@ def chunk(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("part", [chunk, *(PARTS[name] for name in ("last row", "column", "slice", "diagonal"))])
-def test_aliases_of_a_changed_input_that_starts_late_in_its_memory(part: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
-    """With symbolic sizes AOTAutograd makes them from where the program's own results start."""
+def test_views_of_a_written_input_with_storage_offset(part: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
+    """With symbolic sizes, AOTAutograd computes the views relative to the storage offset of the program's results."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        one = part(x)
-        one[..., :1] = 2.0
-        return one, part(x)[..., 1:], x[1:], x.mT
+        written_part = part(x)
+        written_part[..., :1] = 2.0
+        return written_part, part(x)[..., 1:], x[1:], x.mT
 
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=dynamic)
     for size in (4, 4, 6):
@@ -267,11 +267,11 @@ def test_aliases_of_a_changed_input_that_starts_late_in_its_memory(part: Callabl
             assert result.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
 
 
-def test_writing_to_a_part_of_what_is_expanded_in_the_graph() -> None:
+def test_write_to_a_part_of_an_expanded_tensor() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        whole = x.expand(3)
-        whole[:, None].expand(3, 3).diagonal(2)[torch.tensor([0])] = 0
-        return whole
+        expanded = x.expand(3)
+        expanded[:, None].expand(3, 3).diagonal(2)[torch.tensor([0])] = 0
+        return expanded
 
     check(function, torch.tensor(5), fallback="kernel")
 
@@ -285,7 +285,7 @@ def test_outputs_are_ordinary_tensors() -> None:
     assert torch.equal(compiled(torch.zeros(4)), torch.ones(4)), "writing a result must not reach the next call"
 
 
-def test_overwriting_an_input_after_the_call_cannot_change_the_result() -> None:
+def test_later_write_to_an_input_does_not_change_the_result() -> None:
     compiled = torch.compile(lambda x: (x @ x).sum(0) * 1.5, backend="dynaxla")
     for _ in range(20):
         x = torch.ones(300, 300)
@@ -338,7 +338,7 @@ def test_autocast() -> None:
         assert_equal(compiled(x), layer(x))
 
 
-def test_default_dtype_is_seen() -> None:
+def test_change_of_the_default_dtype() -> None:
     compiled = torch.compile(lambda x: x / 3, backend="dynaxla")
     x = torch.arange(4)
     assert compiled(x).dtype == torch.float32
@@ -349,7 +349,7 @@ def test_default_dtype_is_seen() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_aliasing_helper_can_fail() -> None:
+def test_comparison_helpers_can_fail() -> None:
     x = torch.zeros(3)
     assert aliases([x], [x.view(3)]) != aliases([x], [x.clone()])
     with pytest.raises(AssertionError, match="strides"):
@@ -381,7 +381,7 @@ def test_gradients_of_any_layout(gradient: str) -> None:
         assert_equal(mine.grad, theirs.grad)
 
 
-def test_outputs_on_the_same_memory_are_tensors_of_their_own() -> None:
+def test_outputs_that_share_memory_are_distinct_tensors() -> None:
     compiled = torch.compile(lambda x: ((y := x * 2), y.expand_as(y), y.view(3, 4)), backend="dynaxla", fullgraph=True)
     first, second, third = compiled(torch.randn(3, 4))
     assert len({id(tensor) for tensor in (first, second, third)}) == 3
@@ -393,7 +393,7 @@ def test_unsafe_split_shares_its_operands_memory() -> None:
     check(lambda x: (x * 2).unsafe_split_with_sizes([1, 4]), torch.randn(5, 3))
 
 
-def test_a_graph_that_only_checks() -> None:
+def test_graph_with_only_a_check() -> None:
     for backend in ("dynaxla", "dynaxla_retrace"):
         compiled = torch.compile(lambda x: (torch.linalg.inv(x), x)[1], backend=backend, fullgraph=True)
         assert torch.equal(compiled(torch.eye(2)), torch.eye(2))
@@ -408,7 +408,7 @@ def test_conjugate_and_negative_bits_of_results() -> None:
     check(lambda a: (a * 2)[:0].conj(), a)
 
 
-def test_what_is_returned_twice_is_one_object() -> None:
+def test_tensor_returned_twice_is_one_object() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x + 1
         return y, y.view(-1), y, x, x[0], x
@@ -424,7 +424,7 @@ def test_what_is_returned_twice_is_one_object() -> None:
 @pytest.mark.parametrize("differentiated", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_views_of_a_complex_input(is_conj: bool, differentiated: bool, dynamic: bool) -> None:
-    """Also those that AOTAutograd leaves to the backend: the results of one op that returns several views."""
+    """Includes the results of an op that returns several views, which AOTAutograd leaves to the backend."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first, second = x.unbind(1)
@@ -445,7 +445,7 @@ def test_views_of_a_complex_input(is_conj: bool, differentiated: bool, dynamic: 
         assert torch.equal(mine, theirs)
 
 
-def test_a_graph_break() -> None:
+def test_graph_break_after_a_write_to_an_input() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
         y = x.add_(1) * 2
         largest = y.amax().item()

@@ -1,5 +1,7 @@
-"""transformers' `generate` with small models whose weights are random: it compiles the model where it is asked to, and the tokens are those
-of eager mode. One decoder in every run; other models, caches and ways by `make generate`."""
+"""Tests of transformers' `generate` with small models with random weights: the tokens are those of eager mode.
+
+The usual tests run one decoder; `make generate` runs other models, caches and ways of decoding.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ WHISPER = {
     "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
 SLIDING = {"head_dim": 16, "sliding_window": 8}
-# The class of the model and of its configuration, and the settings of the latter.
+# For each model: its class, the class of its configuration, and the configuration's settings.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SIZES),
@@ -43,7 +45,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
 }
-# What `generate` is asked for. Where it does not compile by itself, the model's forward is compiled.
+# Ways of decoding: arguments of `generate`. If `generate` does not compile the model itself, the tests compile the model's forward.
 STATIC = {"cache_implementation": "static"}
 SAMPLED = {"do_sample": True, "top_k": 20, "temperature": 0.7}
 WAYS: dict[str, dict[str, Any]] = {
@@ -66,11 +68,11 @@ def build(name: str) -> nn.Module:
 
 
 def prompt(name: str, way: str) -> dict[str, torch.Tensor]:
-    """Two samples, of which the first is padded on the left; one for assisted decoding, which takes no more."""
-    make = torch.Generator().manual_seed(1)
+    """Two samples, the first of which is padded on the left; one sample for assisted decoding, which supports no more."""
+    generator = torch.Generator().manual_seed(1)
     if name == "whisper":
-        return {"input_features": torch.randn(2, 8, 60, generator=make)}
-    tokens = torch.randint(3, 120, (1 if way == "assisted" else 2, 7), generator=make)
+        return {"input_features": torch.randn(2, 8, 60, generator=generator)}
+    tokens = torch.randint(3, 120, (1 if way == "assisted" else 2, 7), generator=generator)
     mask = torch.ones_like(tokens)
     if name != "t5" and len(tokens) == 2:
         mask[0, :3], tokens[0, :3] = 0, 0
@@ -80,12 +82,12 @@ def prompt(name: str, way: str) -> dict[str, torch.Tensor]:
 def tokens_of(model: Any, inputs: dict[str, torch.Tensor], way: str, **settings: Any) -> torch.Tensor:
     torch.manual_seed(5)
     lengths = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
-    given: torch.Tensor = model.generate(**inputs, **{"do_sample": False, **lengths, **WAYS[way]}, **settings)
-    return given
+    tokens: torch.Tensor = model.generate(**inputs, **{"do_sample": False, **lengths, **WAYS[way]}, **settings)
+    return tokens
 
 
 def compiles(**settings: Any) -> dict[str, Any]:
-    """What has `generate` compile the model, also on the CPU."""
+    """Returns the arguments with which `generate` compiles the model, also on the CPU."""
     configuration = import_package("transformers").CompileConfig(backend="dynaxla", **settings)
     configuration._compile_all_devices = True
     return {"compile_config": configuration}
@@ -100,13 +102,13 @@ def check(name: str, way: str, model: nn.Module | None = None) -> None:
     else:
         compiled: Callable[..., Any] = torch.compile(model.forward, backend="dynaxla")
         model.forward = compiled  # type: ignore[method-assign]
-    found = tokens_of(model, inputs, way, **settings)
-    assert torch.equal(found, expected)
+    tokens = tokens_of(model, inputs, way, **settings)
+    assert torch.equal(tokens, expected)
     assert metrics.snapshot().get("calls", 0) - before >= TOKENS // (4 if way == "assisted" else 1) - 1
 
 
-def test_a_decoder_with_a_static_cache() -> None:
-    """Greedy, then sampled: with one compiled program for each token after the first."""
+def test_decoder_with_a_static_cache() -> None:
+    """Greedy and sampled decoding use the same compiled program for each token after the first."""
     model = build("llama")
     check("llama", "static", model)
     before = metrics.snapshot()["compile"]
@@ -117,9 +119,9 @@ def test_a_decoder_with_a_static_cache() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_all(name: str, way: str) -> None:
+def test_model_with_each_way_of_decoding(name: str, way: str) -> None:
     if way == "assisted" and name == "whisper":
-        pytest.skip("looks up its prompt's tokens, and Whisper is not given any")
+        pytest.skip("needs the tokens of a prompt, and Whisper's input has none")
     check(name, way)
 
 
@@ -135,8 +137,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_settings_of_the_compiler(settings: str) -> None:
-    """Prompts of several lengths, one after the other, then with other weights, in place and in new memory."""
+def test_compile_settings(settings: str) -> None:
+    """Prompts of several lengths, then other weights: in place, and in new memory."""
     model, compiled = build("llama"), compiles(**SETTINGS[settings])
     for batch, length, padding in ((2, 7, 3), (1, 5, 0), (2, 9, 4), (2, 7, 0)):
         tokens = torch.randint(3, 120, (batch, length), generator=torch.Generator().manual_seed(length))
@@ -150,7 +152,7 @@ def test_settings_of_the_compiler(settings: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_models_in_turn() -> None:
+def test_alternating_models() -> None:
     models, compiled = [build("llama"), build("qwen2"), build("llama").bfloat16()], compiles()
     inputs = prompt("llama", "static")
     for model in models * 2:
@@ -158,7 +160,7 @@ def test_two_models_in_turn() -> None:
 
 
 @pytest.mark.slow
-def test_assisted_by_another_model() -> None:
+def test_decoding_assisted_by_another_model() -> None:
     model, assistant = build("llama"), build("llama")
     with torch.no_grad():
         for parameter in assistant.parameters():

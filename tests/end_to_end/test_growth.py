@@ -1,8 +1,8 @@
-"""Compile and reset, again and again: nothing of dynaxla's stays, and no tracer of JAX's.
+"""Tests that repeated compiling and resetting leaves no objects of dynaxla and no tracers of JAX.
 
-What does stay is not ours: about 0.1 MB a cycle of TorchDynamo's guards, under every backend (finalizers of the functions that guards look
-at hold a `CheckFunctionManager`); what it compiled of a function whose graph breaks (it leaves that in the module's globals); and small
-keys in JAX's caches of jit's parameters, which are bounded.
+Some memory of other libraries remains: about 0.1 MB a cycle of TorchDynamo's guards, with every backend (finalizers of guarded functions
+hold a `CheckFunctionManager`); TorchDynamo's compiled functions after a graph break (they stay in the module's globals); and small keys in
+JAX's bounded caches of jit's parameters.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 import dynaxla
 from support.processes.scripts import run_script
 
-# How often each is done again: what leaves one object at each is found.
+# The number of repetitions. A cycle that leaves one object each time is detected.
 CYCLES = 3
 
 
 def _objects() -> Counter[str]:
     gc.collect()
-    kinds = (type(thing) for thing in gc.get_objects())
+    kinds = (type(obj) for obj in gc.get_objects())
     return Counter(kind.__qualname__ for kind in kinds if issubclass(kind, jax.core.Tracer) or str(kind.__module__).startswith("dynaxla"))
 
 
@@ -79,7 +79,7 @@ def _step() -> None:
 
 
 @pytest.mark.parametrize("cycle", [_infer, _freeze, _train, _fall_back_and_split, _fail, _step], ids=lambda cycle: cycle.__name__)
-def test_nothing_of_ours_stays(cycle: Callable[[], None], quick_xla: None) -> None:
+def test_cycles_leave_no_objects(cycle: Callable[[], None], quick_xla: None) -> None:
     for round in range(2 + CYCLES):
         torch._dynamo.reset()
         cycle()
@@ -88,11 +88,11 @@ def test_nothing_of_ours_stays(cycle: Callable[[], None], quick_xla: None) -> No
             before = _objects()
     torch._dynamo.reset()
     more = {name: count for name, count in (_objects() - before).items() if count >= CYCLES}
-    assert not more, f"what {CYCLES} more cycles have left"
+    assert not more, f"objects left by {CYCLES} more cycles"
 
 
-# Training with batches that grow and shrink, beside AOTAutograd around eager mode. Prints MiB: resident after 200 and 2,000 steps, and the
-# largest in between.
+# Training with batches that grow and shrink, with dynaxla or with AOTAutograd and eager mode. Prints the resident memory in MiB after 200
+# and 2,000 steps, and the maximum in between.
 LOOP = """
 import gc, random, sys
 import torch
@@ -127,7 +127,7 @@ print(early, resident(), most)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "dynaxla"])
-def test_resident_memory_is_level(backend: str) -> None:
+def test_resident_memory_does_not_grow(backend: str) -> None:
     early, late, most = map(float, run_script(LOOP, [backend]).split())
     print(f"{backend}: {early:.0f} MiB after 200 steps, {late:.0f} after 2,000, at most {most:.0f} in between")
-    assert late < early + 48  # one of the largest batches with its activations
+    assert late < early + 48  # the size of a largest batch with its activations

@@ -1,4 +1,4 @@
-"""Tensors and bytes that a compiled function keeps alive after calls: none that AOTAutograd alone, around eager mode, does not keep."""
+"""Tests that a compiled function keeps no more tensors and bytes alive after calls than AOTAutograd with eager mode does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from support.processes.scripts import run_script
 
-# Size of each dimension of weights.
+# The size of each dimension of the weights.
 SIDE = 4
 Compile = Callable[..., Any]
 Situation = Callable[[Compile], tuple[list[torch.Tensor], Any]]
@@ -29,7 +29,7 @@ def training(compiled: Compile) -> tuple[list[torch.Tensor], Any]:
     return [x], (layer, call)
 
 
-def training_of_a_model_that_is_gone(compiled: Compile) -> tuple[list[torch.Tensor], Any]:
+def training_of_a_deleted_model(compiled: Compile) -> tuple[list[torch.Tensor], Any]:
     layer, x = nn.Linear(SIDE, SIDE), torch.ones(SIDE, SIDE)
     compiled(layer)(x).sum().backward()
     return [x, layer.weight], None
@@ -93,7 +93,7 @@ class Failing(torch.autograd.Function):
         raise ValueError("no gradient")
 
 
-def a_backward_pass_that_does_not_come(compiled: Compile) -> tuple[list[torch.Tensor], Any]:
+def a_backward_pass_that_is_not_reached(compiled: Compile) -> tuple[list[torch.Tensor], Any]:
     call, x, w = compiled(lambda x, w: x @ w), torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE, requires_grad=True)
     with pytest.raises(ValueError, match="no gradient"):
         Failing.apply(call(x, w)).sum().backward()
@@ -109,32 +109,32 @@ def a_reset(compiled: Compile) -> tuple[list[torch.Tensor], Any]:
 
 
 SITUATIONS: list[Situation] = [
-    training, training_of_a_model_that_is_gone, inference, no_backward_pass, several_sizes, a_graph_break, a_call_that_fails,
-    a_write_to_an_input, a_backward_pass_that_does_not_come, a_reset,
+    training, training_of_a_deleted_model, inference, no_backward_pass, several_sizes, a_graph_break, a_call_that_fails,
+    a_write_to_an_input, a_backward_pass_that_is_not_reached, a_reset,
 ]  # fmt: skip
 
 
 def alive(situation: Situation, backend: str, options: dict[str, Any] | None = None) -> list[bool]:
-    """Which of a situation's tensors are alive when only the situation's model and compiled function are kept."""
+    """Returns which of a situation's tensors are alive while only the situation's model and compiled function are referenced."""
     torch._dynamo.reset()
 
     def compiled(function: Any, **settings: Any) -> Any:
         return torch.compile(function, backend=backend, options=options, **settings)
 
-    def references() -> tuple[list[weakref.ref[torch.Tensor]], Any]:
-        tensors, kept = situation(compiled)
-        return [weakref.ref(tensor) for tensor in tensors], kept
+    def make_references() -> tuple[list[weakref.ref[torch.Tensor]], Any]:
+        tensors, kept_objects = situation(compiled)
+        return [weakref.ref(tensor) for tensor in tensors], kept_objects
 
-    found, _kept = references()
+    weak_references, _references = make_references()
     gc.collect()
-    return [reference() is not None for reference in found]
+    return [reference() is not None for reference in weak_references]
 
 
 @pytest.mark.quick
 @pytest.mark.sample(quick=4)
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # TorchDynamo, behind a graph break
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # caused by TorchDynamo after a graph break
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
-def test_what_is_kept(situation: Situation) -> None:
+def test_no_tensor_is_kept_alive(situation: Situation) -> None:
     assert alive(situation, "dynaxla") == alive(situation, "aot_eager") == [False] * len(alive(situation, "aot_eager"))
 
 
@@ -142,7 +142,7 @@ def test_what_is_kept(situation: Situation) -> None:
 @pytest.mark.parametrize(
     ("backend", "options"), [("dynaxla_auto", None), ("dynaxla", {"compile": "background"}), ("dynaxla_retrace", None)], ids=str
 )
-def test_other_ways(situation: Situation, backend: str, options: dict[str, Any] | None) -> None:
+def test_no_tensor_is_kept_alive_by_other_backends(situation: Situation, backend: str, options: dict[str, Any] | None) -> None:
     assert not any(alive(situation, backend, options))
 
 
@@ -150,7 +150,7 @@ MIB = 2**20
 
 
 def resident() -> int:
-    """Bytes of this process's memory, without those that the C library keeps for later."""
+    """Returns the bytes of this process's memory, without free memory of the C library's heap."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
@@ -159,15 +159,15 @@ def resident() -> int:
 
 
 def mebibytes_kept(situation: Situation, compiled: Compile, times: int = 3) -> float:
-    """MiB that each repetition of a situation adds while its results are kept. The first one does not count: it fills compilers' heaps."""
-    kept = [situation(compiled)[1]]
+    """Returns the MiB that a repetition of a situation adds while all results are referenced. The first run fills compilers' heaps."""
+    kept_objects = [situation(compiled)[1]]
     before = resident()
     for _ in range(times):
-        kept.append(situation(compiled)[1])
+        kept_objects.append(situation(compiled)[1])
     return (resident() - before) / times / MIB
 
 
-# Prints the MiB that each situation leaves with each backend. A weight has 16 MiB.
+# Prints the MiB that each situation adds with each backend. A weight has 16 MiB.
 BYTES = """
 import json, warnings
 import torch
@@ -192,11 +192,11 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_bytes_that_are_kept() -> None:
+def test_kept_bytes() -> None:
     """`pytest -m slow tests/end_to_end/test_lifetimes.py -s` prints the table."""
-    found = json.loads(run_script(BYTES))
+    mebibytes = json.loads(run_script(BYTES))
     for situation in SITUATIONS:
-        row = {way.partition(": ")[2]: kept for way, kept in found.items() if way.startswith(f"{situation.__name__}: ")}
+        row = {way.partition(": ")[2]: kept for way, kept in mebibytes.items() if way.startswith(f"{situation.__name__}: ")}
         print(f"{situation.__name__:36}", *(f"{way} {kept:6.1f}" for way, kept in row.items()))
         reference = row.pop("aot_eager")
         for way, kept in row.items():

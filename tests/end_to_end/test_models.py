@@ -1,5 +1,7 @@
-"""Whole models from torchvision, timm and transformers, compiled in one graph, against eager in float64 and (a few) in float32. More of
-them: `pytest -m slow tests/end_to_end/test_models.py`."""
+"""Tests of whole models of torchvision, timm and transformers in one graph, compared with eager mode in float64; some in float32.
+
+More models: `pytest -m slow tests/end_to_end/test_models.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from dynaxla.observe import metrics
 from support.comparisons.compare import assert_equal
 from support.models import small_models
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the model libraries, on import and construction
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the model libraries
 
 
 def vision(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]:
@@ -94,14 +96,14 @@ SLOW = {
 
 
 def tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of a model's output that are no cache."""
+    """Returns the tensors of a model's output, without caches."""
     if isinstance(output, dict):
         output = [value for value in output.values()]
     return [output] if isinstance(output, torch.Tensor) else [value for value in output if isinstance(value, torch.Tensor)]
 
 
 def run(model: nn.Module, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, **keywords: torch.Tensor) -> None:
-    """The same as eager, twice, and nothing left to torch's kernels."""
+    """Compares two calls with eager mode, without ops that fall back to torch's kernels."""
     torch._dynamo.reset()
     model = model.to(dtype)
     inputs = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
@@ -109,7 +111,7 @@ def run(model: nn.Module, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, 
     with torch.no_grad():
         for _ in range(2):
             actual, expected = tensors(compiled(*inputs, **keywords)), tensors(model(*inputs, **keywords))
-            assert_equal(actual, expected, tolerance=(1e-5, 1e-5))  # some compute parts in float32
+            assert_equal(actual, expected, tolerance=(1e-5, 1e-5))  # some models compute parts in float32
 
 
 @pytest.mark.sample(usual=2)
@@ -143,7 +145,7 @@ def test_transformers(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_the_ten_models_in_full(case: Any) -> None:
+def test_benchmark_model_in_full_size(case: Any) -> None:
     device = torch.device("cpu")
     model = make_model(case, 0, torch.float32, device)
     inputs = make_inputs(case, 1, torch.Generator().manual_seed(0), torch.float32, device)
@@ -155,7 +157,7 @@ def test_the_ten_models_in_full(case: Any) -> None:
         assert_equal(mine, theirs, values=False)
         scale = reference.abs().max()
         own, eager = (mine - reference).abs().max() / scale, (theirs - reference).abs().max() / scale
-        assert own <= max(4 * eager, 1e-6), f"{own:.1e} from the float64 result, eager {eager:.1e}"
+        assert own <= max(4 * eager, 1e-6), f"the error is {own:.1e}, eager mode's {eager:.1e}, relative to float64"
 
 
 def test_model_in_float32_channels_last() -> None:
@@ -177,5 +179,7 @@ def test_generate_tokens() -> None:
     metrics.reset()
     model.forward = torch.compile(model.forward, backend="dynaxla")
     assert torch.equal(model.generate(prompt, **settings), expected)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3, "prompt; one token; one token with a growing cache"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3, (
+        "graphs of the prompt, of one token, and of one token with a growing cache"
+    )
     assert metrics.snapshot()["compile"] <= 8, "an executable for each length of the cache"

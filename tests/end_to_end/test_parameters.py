@@ -1,4 +1,4 @@
-"""Parameters and buffers: imported once, never copied, never stale, never kept alive."""
+"""Tests of parameters and buffers: they are imported once, never copied, never stale, and not kept alive."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def double(net: Net) -> None:
     net.float()
 
 
-# What the updates need: one for forward and one for backward passes, and one of each for a parameter that is a view.
+# The maximum number of graphs of all updates.
 PROGRAMS = 8
 
 UPDATES: list[Callable[[Net], None]] = [
@@ -120,7 +120,7 @@ UPDATES: list[Callable[[Net], None]] = [
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_update_is_seen_by_the_next_call(grad: bool) -> None:
-    """Each of a network of its own, whose parameters are aliased; TorchDynamo finds the program of the first one for all."""
+    """Each update has its own network with aliased parameters. All networks share the compiled programs."""
     failed: dict[str, str] = {}
     metrics.reset()
     for update in UPDATES:
@@ -157,7 +157,7 @@ def test_second_call_neither_traces_nor_compiles_nor_copies() -> None:
     assert after["calls"] == before["calls"] + 5
     for name in ("graphs", "trace", "lower", "compile", "input_copies", "capture"):
         assert after.get(name, 0) == before.get(name, 0), name
-    assert after["aliases"] - before["aliases"] <= 5, "at most the activation may be aliased anew"
+    assert after["aliases"] - before["aliases"] <= 5, "at most the activation may be aliased again"
 
 
 def test_parameters_are_aliased_in_place() -> None:
@@ -172,7 +172,7 @@ def test_parameters_are_aliased_in_place() -> None:
     assert counts.get("input_copies", 0) == 0
 
 
-def test_misaligned_and_strided_parameters_are_copied_at_each_call_and_never_kept() -> None:
+def test_misaligned_and_strided_parameters_are_copied_in_each_call() -> None:
     net = Net()
     set_strided_data(net)
     net.scale = torch.full((17,), 2.0)[1:]
@@ -188,7 +188,7 @@ def test_misaligned_and_strided_parameters_are_copied_at_each_call_and_never_kep
         assert_equal(compiled(x), net(x))
 
 
-def test_memory_is_given_back() -> None:
+def test_memory_is_released() -> None:
     net = Net()
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
     x = torch.randn(4, 16)
@@ -237,28 +237,28 @@ def test_moved_parameter_releases_its_old_memory() -> None:
         assert_equal(compiled(x), net(x))
 
 
-def test_copy_of_a_parameter_lives_as_long_as_its_array() -> None:
-    """A parameter in another layout is copied for the call: other memory than a parameter's, which its owner keeps."""
+def test_array_keeps_the_copy_of_a_parameter_alive() -> None:
+    """A parameter in another layout is copied for the call. No other object refers to the copy."""
     layout = Layout.of((64, 64), (64, 1))
     static = ExpectedInput((64, 64), (64, 1), torch.float32, layout, True)
     arguments = Arguments([static], torch.device("cpu"), devices.jax_device(torch.device("cpu")))
     weight = torch.randn(64, 64)
     (array,) = arguments.arrays([weight.t()])
-    others = [torch.full((64, 64), 7.0) for _ in range(100)]
+    other_tensors = [torch.full((64, 64), 7.0) for _ in range(100)]
     torch.testing.assert_close(torch.from_dlpack(array), weight.t().contiguous(), rtol=0, atol=0)
-    assert len(others) == 100
+    assert len(other_tensors) == 100
 
 
 def programs() -> set[int]:
-    """Those alive, by their addresses."""
+    """Returns the addresses of all compilation units that are alive."""
     gc.collect()
-    return {id(thing) for thing in gc.get_objects() if issubclass(type(thing), CompilationUnit)}
+    return {id(obj) for obj in gc.get_objects() if issubclass(type(obj), CompilationUnit)}
 
 
 @pytest.mark.parametrize("freeze", [False, True], ids=["plain", "freeze"])
 @pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
-def test_programs_are_given_back(backend: str, freeze: bool) -> None:
-    """What JAX makes remembers the frames that it is made under, and with them TorchDynamo's code: that must not keep the program."""
+def test_programs_are_released(backend: str, freeze: bool) -> None:
+    """JAX's objects refer to the frames in which they were created, and so to TorchDynamo's code. This must not keep the program alive."""
     torch._dynamo.reset()
     before = programs()
     net = Net()
@@ -276,7 +276,7 @@ def test_programs_are_given_back(backend: str, freeze: bool) -> None:
 
 
 def run_in_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """work(0) to work(count - 1) side by side, without gradients. Raises the first failure."""
+    """Runs work(0) to work(count - 1) in parallel, without gradients. Raises the first failure."""
     failures: list[BaseException] = []
 
     def guarded(index: int) -> None:
@@ -304,8 +304,8 @@ def test_threads_share_a_compiled_model() -> None:
 
     def work(index: int) -> None:
         for turn in range(50):
-            which = (index + turn) % len(inputs)
-            assert_equal(compiled(inputs[which]), expected[which])
+            position = (index + turn) % len(inputs)
+            assert_equal(compiled(inputs[position]), expected[position])
 
     run_in_threads(work)
 

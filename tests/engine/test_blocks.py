@@ -1,4 +1,4 @@
-"""A graph in parts is, from outside, what it is as one program; equal blocks are compiled once."""
+"""Tests of engine/blocks.py: a graph compiled in parts behaves like one program, and equal blocks are compiled once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.timing import quick_compilation
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
+    """Allows small blocks. XLA compiles quickly: values are compared with the same compiler's values for the whole graph."""
     quick_compilation.apply(monkeypatch, {"xla_backend_optimization_level": 0})
     internals.repeated_blocks_of(monkeypatch, 1)
 
@@ -35,7 +35,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(model, backend="dynaxla", **options)
 
 
-def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.no_compilation_of_blocks(monkeypatch)
 
 
@@ -44,7 +44,7 @@ def compilations() -> int:
 
 
 class Block(nn.Module):
-    """Draws, looks up (with a check), and has a weight that lies transposed."""
+    """A block with dropout, an embedding (which checks indices), and a transposed weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class Model(nn.Module):
 X, TOKENS = torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 4, 0])
 
 
-def test_as_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers, random ones too, strides and aliases are those of one program; of three blocks one is compiled."""
+def test_parts_equal_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, random numbers, strides and aliases equal those of one program. One of three equal blocks is compiled."""
     model = Model().requires_grad_(False)
 
     def run() -> tuple[torch.Tensor, ...]:
@@ -83,36 +83,36 @@ def test_as_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
         function(X, TOKENS)
         return tuple(function(X, TOKENS))
 
-    parts, count = run(), compilations()
-    in_one(monkeypatch)
-    whole = run()
-    assert (count, compilations()) == (3, 1), "what comes before the blocks, a block, and the rest"
-    for value, expected in zip(parts, whole, strict=True):
+    results, count = run(), compilations()
+    disable_blocks(monkeypatch)
+    expected_results = run()
+    assert (count, compilations()) == (3, 1), "the part before the blocks, one block, and the rest"
+    for value, expected in zip(results, expected_results, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
         assert value.stride() == expected.stride()
-    assert parts[3] is X
-    assert not torch.equal(parts[0], model.eval()(X, TOKENS)[0]), "something is drawn"
+    assert results[3] is X
+    assert not torch.equal(results[0], model.eval()(X, TOKENS)[0]), "dropout has an effect"
 
 
-def test_training_is_one_program_each_way() -> None:
+def test_training_graphs_have_no_blocks() -> None:
     module = make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(2))
 
-    def cuts(phase: Phase, **given: Any) -> bool:
-        runner: Any = engine_for(Options(), **given).runner(AtenGraph("graph", module, phase=phase))
+    def has_blocks(phase: Phase, **settings: Any) -> bool:
+        runner: Any = engine_for(Options(), **settings).runner(AtenGraph("graph", module, phase=phase))
         return bool(runner.unit.has_blocks)
 
-    assert cuts("inference")
-    assert not any(map(cuts, ("forward", "backward")))
-    assert not cuts("inference", collectives=False), "a step"
+    assert has_blocks("inference")
+    assert not any(map(has_blocks, ("forward", "backward")))
+    assert not has_blocks("inference", collectives=False), "a compiled step"
 
 
 def test_each_block_draws_its_own_numbers() -> None:
     def function(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = []
+        results = []
         for weight in weights:
             x = x @ weight
-            found.append(torch.rand(4) + x * 0)
-        return tuple(found)
+            results.append(torch.rand(4) + x * 0)
+        return tuple(results)
 
     with torch.no_grad():
         drawn = compiled(function)(torch.zeros(4), *[torch.randn(4, 4) for _ in range(4)])
@@ -121,32 +121,32 @@ def test_each_block_draws_its_own_numbers() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 2, 3])
-def test_the_first_check_that_fails(failing: int) -> None:
-    """Which block's index is out of range, the caller does not see; that one is, it does, and nothing is written."""
+def test_failed_check_in_a_block(failing: int) -> None:
+    """The error does not say which block's index is out of range. Nothing is written."""
 
-    def function(x: torch.Tensor, state: torch.Tensor, places: list[torch.Tensor], weights: list[torch.Tensor]) -> torch.Tensor:
-        for place, weight in zip(places, weights, strict=True):
-            x = x + (x @ weight)[place]
+    def function(x: torch.Tensor, state: torch.Tensor, indices: list[torch.Tensor], weights: list[torch.Tensor]) -> torch.Tensor:
+        for index, weight in zip(indices, weights, strict=True):
+            x = x + (x @ weight)[index]
         state.add_(x.sum())
         return x
 
-    places = [torch.tensor([0, 3, 1, 2]) for _ in range(4)]
+    indices = [torch.tensor([0, 3, 1, 2]) for _ in range(4)]
     x, state, weights = torch.randn(4, 4), torch.zeros(1), [torch.randn(4, 4) for _ in range(4)]
     with torch.no_grad():
         run = compiled(function)
-        run(x, state, places, weights)
+        run(x, state, indices, weights)
         assert compilations() == 2
         before = state.clone()
-        places[failing][1] = 4
+        indices[failing][1] = 4
         with pytest.raises(IndexError, match="out of"):
-            run(x, state, places, weights)
+            run(x, state, indices, weights)
         assert torch.equal(state, before)
-        places[failing][1] = 0
-        torch.testing.assert_close(run(x, state, places, weights), function(x, torch.zeros(1), places, weights))
+        indices[failing][1] = 0
+        torch.testing.assert_close(run(x, state, indices, weights), function(x, torch.zeros(1), indices, weights))
 
 
-def test_checks_of_several_kinds_tell_which_failed() -> None:
-    """The code of a later part counts on from that of an earlier one."""
+def test_checks_of_several_kinds() -> None:
+    """The codes of a later part's checks follow those of the earlier parts."""
 
     def function(x: torch.Tensor, weights: list[torch.Tensor], first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         x = torch.linalg.cholesky(x @ first)
@@ -168,7 +168,7 @@ def test_checks_of_several_kinds_tell_which_failed() -> None:
             run(eye, weights, -eye, good)
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for weight in weights:
             x = torch.cat([x @ weight, x.new_ones(1, 4) * x.shape[0]])[1:] / x.shape[0]
@@ -183,24 +183,24 @@ def test_sizes_that_change() -> None:
     assert compilations() == 2
 
 
-def test_what_is_read_for_the_last_time_is_let_go() -> None:
-    """A part gets what its turn takes; an array that no later part reads is dropped, but results and arguments are kept."""
-    held: list[list[Any]] = []
+def test_arrays_are_dropped_after_their_last_read() -> None:
+    """An array that no later part reads is dropped. Results and arguments are kept."""
+    inputs_of_parts: list[list[Any]] = []
 
     def part(arrays: Any) -> list[Any]:
-        held.append(list(arrays))
+        inputs_of_parts.append(list(arrays))
         return [sum(arrays), -1]
 
-    turns = [
+    calls = [
         blocks._SegmentCall(part, lambda values: (values[0], values[1]), []),
         blocks._SegmentCall(part, lambda values: (values[2], values[1]), [2]),
         blocks._SegmentCall(part, lambda values: (values[4], values[2] is None), [4]),
     ]
-    assert blocks._call_in_order([10], turns, [6, 3])([1]) == [22, -1]
-    assert held == [[1, 10], [11, 10], [21, True]]
+    assert blocks._call_in_order([10], calls, [6, 3])([1]) == [22, -1]
+    assert inputs_of_parts == [[1, 10], [11, 10], [21, True]]
 
 
-def test_a_region_that_is_compiled_once() -> None:
+def test_nested_region_is_compiled_once() -> None:
     class Region(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -216,7 +216,7 @@ def test_a_region_that_is_compiled_once() -> None:
     assert compilations() == 1
 
 
-def test_a_region_that_writes_to_a_cache() -> None:
+def test_nested_region_that_writes_to_a_cache() -> None:
     class Region(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -224,14 +224,14 @@ def test_a_region_that_writes_to_a_cache() -> None:
             self.register_buffer("cache", torch.zeros(64, 8))
 
         @torch.compiler.nested_compile_region
-        def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-            self.cache.index_copy_(0, place, x[:1])
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            self.cache.index_copy_(0, index, x[:1])
             return x + self.linear(x + self.cache.sum(0)).relu()
 
     model = nn.Sequential(*[Region() for _ in range(4)])
     eager = copy.deepcopy(model)
     for block in (*model, *eager):
-        block.forward = functools.partial(block.forward, place=torch.tensor([3]))
+        block.forward = functools.partial(block.forward, index=torch.tensor([3]))
     with torch.no_grad():
         torch.testing.assert_close(compiled(model)(X), eager(X), rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(model.buffers(), eager.buffers(), strict=True):
@@ -239,60 +239,60 @@ def test_a_region_that_writes_to_a_cache() -> None:
     assert compilations() == 1
 
 
-def kept(model: Callable[..., Any], cache: Path) -> Callable[..., Any]:
+def compiled_with_cache(model: Callable[..., Any], cache: Path) -> Callable[..., Any]:
     return compiled(model, options={"cache": str(cache)})
 
 
-def test_parts_that_an_earlier_process_has_compiled(tmp_path: Path) -> None:
-    """Numbers, random ones and checks of each block are what they were; nothing is traced."""
+def test_cached_parts_equal_compiled_parts(tmp_path: Path) -> None:
+    """Values, random numbers and the checks of each block are the same. Nothing is traced."""
     model = Model(4).requires_grad_(False)
-    found, messages = [], []
+    runs, messages = [], []
     for expected in ((0, 3), (3, 0)):
-        function = kept(model, tmp_path)
+        function = compiled_with_cache(model, tmp_path)
         torch.manual_seed(3)
-        found.append([value for _ in range(2) for value in function(X, TOKENS)])
+        runs.append([value for _ in range(2) for value in function(X, TOKENS)])
         counts = metrics.snapshot()
         assert (counts.get("recalls", 0), counts.get("lower", 0)) == expected
         with pytest.raises(IndexError) as raised:
             function(X, TOKENS + 1)
         messages.append(str(raised.value))
-    for value, other in zip(*found, strict=True):
+    for value, other in zip(*runs, strict=True):
         torch.testing.assert_close(value, other, rtol=0, atol=0)
         assert value.stride() == other.stride()
     assert messages[0] == messages[1]
 
 
-def test_which_check_of_parts_of_an_earlier_process_failed(tmp_path: Path) -> None:
-    def function(x: torch.Tensor, weights: list[torch.Tensor], places: list[torch.Tensor], last: torch.Tensor) -> torch.Tensor:
-        for weight, place in zip(weights, places, strict=True):
-            x = x.index_select(0, place) @ weight
+def test_failed_checks_of_cached_parts(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, weights: list[torch.Tensor], indices: list[torch.Tensor], last: torch.Tensor) -> torch.Tensor:
+        for weight, index in zip(weights, indices, strict=True):
+            x = x.index_select(0, index) @ weight
         return x.gather(0, last)
 
-    weights, places, last = [torch.eye(4)] * 4, [torch.arange(4) for _ in range(4)], torch.zeros(1, 4, dtype=torch.int64)
-    found = []
+    weights, indices, last = [torch.eye(4)] * 4, [torch.arange(4) for _ in range(4)], torch.zeros(1, 4, dtype=torch.int64)
+    runs = []
     with torch.no_grad():
         for _ in range(2):
-            run = kept(function, tmp_path)
-            torch.testing.assert_close(run(torch.eye(4), weights, places, last), torch.eye(4)[:1])
-            told = []
-            for index in (*places, last):
+            run = compiled_with_cache(function, tmp_path)
+            torch.testing.assert_close(run(torch.eye(4), weights, indices, last), torch.eye(4)[:1])
+            errors = []
+            for index in (*indices, last):
                 index[-1, ...] = 7
                 with pytest.raises((IndexError, RuntimeError)) as raised:
-                    run(torch.eye(4), weights, places, last)
-                told.append((raised.type, str(raised.value)))
+                    run(torch.eye(4), weights, indices, last)
+                errors.append((raised.type, str(raised.value)))
                 index[-1, ...] = 0
-            found.append(told)
+            runs.append(errors)
     assert metrics.snapshot()["recalls"] == 2
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 2, "an index of a block, and the last one"
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 2, "one message for the blocks' indices, and one for the last index"
 
 
 class Scaled(nn.Module):
-    """What a block does, and in which order a part takes and gives what it hands on."""
+    """A model whose settings change a block's ops, or the order of a part's inputs and outputs."""
 
-    def __init__(self, scale: float = 2.0, transposed: bool = False, gives_all: bool = False, table: float = 1.0) -> None:
+    def __init__(self, scale: float = 2.0, transposed: bool = False, returns_all: bool = False, table: float = 1.0) -> None:
         super().__init__()
-        self.scale, self.transposed, self.gives_all, self.table = scale, transposed, gives_all, table
+        self.scale, self.transposed, self.returns_all, self.table = scale, transposed, returns_all, table
 
     def forward(self, x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = []
@@ -300,23 +300,25 @@ class Scaled(nn.Module):
             x = (x @ weight).sin() * self.scale + torch.tensor([1.0, 2.0, 3.0, self.table])
             x = x.t().contiguous().t() if self.transposed else x
             values.append(x)
-        return tuple(values) if self.gives_all else (x,)
+        return tuple(values) if self.returns_all else (x,)
 
 
-def test_no_part_is_taken_for_another(tmp_path: Path) -> None:
-    """All in one directory: each gives what it would give alone."""
+def test_different_parts_are_not_confused_in_the_cache(tmp_path: Path) -> None:
+    """All models share a cache directory, and each gives its own results."""
     weights = [torch.randn(4, 4) for _ in range(4)]
     others = [weight.t().contiguous().t() for weight in weights]
-    variants = [Scaled(), Scaled(scale=3.0), Scaled(transposed=True), Scaled(gives_all=True), Scaled(table=7.0)]
+    variants = [Scaled(), Scaled(scale=3.0), Scaled(transposed=True), Scaled(returns_all=True), Scaled(table=7.0)]
     with torch.no_grad():
-        for model, given in [*((model, weights) for model in variants), (variants[0], others), (variants[0], [*weights, *weights])]:
-            for value, expected in zip(kept(model, tmp_path)(torch.ones(4, 4), *given), model(torch.ones(4, 4), *given), strict=True):
+        for model, model_weights in [*((model, weights) for model in variants), (variants[0], others), (variants[0], [*weights, *weights])]:
+            for value, expected in zip(
+                compiled_with_cache(model, tmp_path)(torch.ones(4, 4), *model_weights), model(torch.ones(4, 4), *model_weights), strict=True
+            ):
                 torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
                 assert value.stride() == expected.stride()
-        assert metrics.snapshot()["recalls"] == 1, "of twice as many blocks of the first kind"
+        assert metrics.snapshot()["recalls"] == 1, "the last model has twice as many blocks of the first kind"
 
 
-def test_parts_that_call_kernels_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_call_kernels_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     internals.without_lowering(monkeypatch, torch.ops.aten.sinh.default)
 
     def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -327,5 +329,7 @@ def test_parts_that_call_kernels_are_traced(tmp_path: Path, monkeypatch: pytest.
     weights = [torch.eye(4) for _ in range(3)]
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(kept(function, tmp_path)(torch.eye(4) / 4, *weights), function(torch.eye(4) / 4, *weights))
+            torch.testing.assert_close(
+                compiled_with_cache(function, tmp_path)(torch.eye(4) / 4, *weights), function(torch.eye(4) / 4, *weights)
+            )
             assert metrics.snapshot().get("recalls", 0) == 0

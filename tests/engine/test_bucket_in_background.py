@@ -1,5 +1,7 @@
-"""Buckets that are compiled in the background, by the options sizes="buckets" and compile="background", and by default: torch's kernels run
-a graph's true sizes until its bucket is compiled."""
+"""Buckets that are compiled in the background: torch's kernels run a graph's true sizes until its bucket is compiled.
+
+This happens with the options sizes="buckets" and compile="background", and by default.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +35,22 @@ def poison_in_padding() -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    chosen = {"sizes": "buckets", "compile": "background", **options}
-    return torch.compile(function, backend="dynaxla", dynamic=True, fullgraph=True, options=chosen)
+    all_options = {"sizes": "buckets", "compile": "background", **options}
+    return torch.compile(function, backend="dynaxla", dynamic=True, fullgraph=True, options=all_options)
 
 
 def counts(*names: str) -> tuple[int, ...]:
-    """What has been counted since the last time."""
-    found = metrics.snapshot()
+    """Returns the counters since the last call, and resets them."""
+    counters = metrics.snapshot()
     metrics.reset()
-    return tuple(found.get(name, 0) for name in names)
+    return tuple(counters.get(name, 0) for name in names)
 
 
 def sums(x: torch.Tensor) -> torch.Tensor:
     return x.softmax(0).cumsum(0)
 
 
-def test_one_program_for_a_bucket_whose_calls_torch_runs_until_it_is_ready(gate: Gate) -> None:
+def test_torch_runs_a_bucket_until_its_program_is_ready(gate: Gate) -> None:
     run = compiled(sums)
     for ready in (False, True):
         for size in (9, 11, 12, 9, 7):
@@ -62,7 +64,7 @@ def test_one_program_for_a_bucket_whose_calls_torch_runs_until_it_is_ready(gate:
 
 
 def facts(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any, ...]:
-    """Values aside, what can be seen of results."""
+    """Returns the properties of results besides their values."""
     results = list(function(x))
     tensors = [result for result in results if isinstance(result, torch.Tensor)]
     storages = [tensor.untyped_storage().data_ptr() for tensor in (x, *tensors)]
@@ -74,7 +76,7 @@ def facts(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def test_results_lie_in_memory_in_the_same_way(gate: Gate) -> None:
+def test_results_have_the_same_memory_before_and_after_compilation(gate: Gate) -> None:
     def function(x: torch.Tensor) -> tuple[Any, ...]:
         y, w = x * 2, x.t() * 3
         return y, w, x[1:], x.expand(2, *x.shape), x.cos().unsqueeze(0).expand(3, -1, -1), (x + 1)[:, :2], x.shape[0] * 2, x, y
@@ -95,7 +97,7 @@ def test_results_lie_in_memory_in_the_same_way(gate: Gate) -> None:
 
 
 class Network(torch.nn.Module):
-    """A last position is kept for the backward pass: its strides alone depend on the length."""
+    """The last position is saved for the backward pass. Only its strides depend on the length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class Network(torch.nn.Module):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_training(gate: Gate, batch: int) -> None:
-    """Forward passes by torch and backward passes by XLA too, since each is ready at a time of its own."""
+    """Includes forward passes by torch with backward passes by XLA, because the programs are ready at different times."""
     torch.manual_seed(0)
     network = Network()
     run = compiled(network)
@@ -130,7 +132,7 @@ def test_training(gate: Gate, batch: int) -> None:
     assert counts("meanwhile", "calls", "compile") == (0, 5, 0)
 
 
-def test_sizes_that_may_not_be_rounded(gate: Gate) -> None:
+def test_sizes_that_must_not_be_rounded(gate: Gate) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sum(0) if x.shape[0] % 5 == 0 else x
 
@@ -142,20 +144,20 @@ def test_sizes_that_may_not_be_rounded(gate: Gate) -> None:
         gate.open()
 
 
-def test_dropout_draws_the_same_whenever_it_runs() -> None:
-    found = []
+def test_dropout_does_not_depend_on_compilation_time() -> None:
+    runs = []
     for options in ({}, {"compile": "now", "sizes": "exact"}):
         torch._dynamo.reset()
         torch.manual_seed(0)
         run = compiled(lambda x: F.dropout(x) + x.mean(0), **options)
         leaves = [torch.ones(size, 4, requires_grad=True) for size in (9, 10)]
         values = [run(leaf) for leaf in leaves]
-        found.append([values, torch.autograd.grad(sum(value.sum() for value in values), leaves)])
+        runs.append([values, torch.autograd.grad(sum(value.sum() for value in values), leaves)])
         dynaxla.synchronize()
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(runs[0], runs[1])
 
 
-def test_what_cannot_be_compiled_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_compilation_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("INTERNAL: no")
 
@@ -171,7 +173,7 @@ def test_what_cannot_be_compiled_is_raised_by_the_next_call(monkeypatch: pytest.
     assert_equal(run(x), sums(x))
 
 
-def test_a_bucket_that_was_dropped_is_torchs_again(gate: Gate) -> None:
+def test_torch_runs_an_evicted_bucket_again(gate: Gate) -> None:
     run = compiled(sums, executables=1)
     small, large = torch.randn(9, 3), torch.randn(20, 3)
     gate._open.set()
@@ -183,7 +185,7 @@ def test_a_bucket_that_was_dropped_is_torchs_again(gate: Gate) -> None:
         assert counts("meanwhile", "calls", "compile") == (1, 1, 1)
 
 
-def test_hundreds_of_sizes_wait_for_no_more_than_a_graph_keeps(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_waiting_sizes_compile_no_more_than_the_limit(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     run = compiled(lambda x, y: (x.sum(0), y.sum(0)), executables=3)
     waiting = internals.background_tasks(monkeypatch)
     for size in range(2, 200):
@@ -196,29 +198,29 @@ def test_hundreds_of_sizes_wait_for_no_more_than_a_graph_keeps(gate: Gate, monke
     assert len(program.executables()) == 3
 
 
-def test_threads_with_sizes_of_their_own(gate: Gate) -> None:
+def test_threads_with_different_sizes(gate: Gate) -> None:
     run = compiled(sums)
     run(torch.ones(3, 3))
-    right: list[bool] = []
+    are_close: list[bool] = []
 
     def call(first: int) -> None:
         for size in range(first, 40, 4):
             x = torch.randn(size, 3)
-            right.append(torch.allclose(run(x), sums(x), atol=1e-5))
+            are_close.append(torch.allclose(run(x), sums(x), atol=1e-5))
 
     gate._open.set()
     threads = [threading.Thread(target=call, args=(first,)) for first in (4, 5, 6, 7)]
     config = torch._dynamo.config
-    # Calls of torch.compile(dynamic=True) set and reset this; with torch 2.11 that is for all threads at once, and can stay set.
+    # Calls of torch.compile(dynamic=True) set and reset this option. With torch 2.11, it is global to all threads, and can stay set.
     with config.patch(assume_static_by_default=config.assume_static_by_default):
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert right == [True] * 36
+    assert are_close == [True] * 36
 
 
-def test_an_op_that_does_not_keep_its_promise_is_an_error(gate: Gate) -> None:
+def test_wrong_fake_implementation_raises(gate: Gate) -> None:
     with torch.library._scoped_library("dynaxla_bucket", "FRAGMENT") as library:
         library.define("lying(Tensor x) -> Tensor")
         library.impl("lying", lambda x: x.double(), "CompositeExplicitAutograd")
@@ -230,7 +232,7 @@ def test_an_op_that_does_not_keep_its_promise_is_an_error(gate: Gate) -> None:
             run(torch.ones(9), y)
 
 
-def by_default(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def compiled_by_default(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", dynamic=True, fullgraph=True, options={"compile": "auto", **options})
 
 
@@ -246,10 +248,8 @@ def program_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("program_is_faster")
-def test_by_default_calls_wait_for_two_programs_and_others_are_compiled_when_they_are_worth_it(
-    gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = by_default(sums)
+def test_default_waits_for_two_programs_and_compiles_others_after_eight_calls(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    run = compiled_by_default(sums)
     with caplog.at_level("INFO", logger="dynaxla"):
         call_with(run, 9, 10, 9)
     assert counts("meanwhile", "calls", "compile") == (0, 3, 2)
@@ -266,16 +266,16 @@ def test_by_default_calls_wait_for_two_programs_and_others_are_compiled_when_the
 
 
 @pytest.mark.parametrize("sizes", ["auto", "exact", "buckets"])
-def test_now_means_that_each_call_waits(gate: Gate, sizes: str) -> None:
-    call_with(by_default(sums, compile="now", sizes=sizes), *range(9, 16))
+def test_compile_now_waits_at_each_call(gate: Gate, sizes: str) -> None:
+    call_with(compiled_by_default(sums, compile="now", sizes=sizes), *range(9, 16))
     assert counts("meanwhile", "by_torch", "calls") == (0, 0, 7)
 
 
 @pytest.mark.parametrize("sizes", ["exact", "buckets"])
-def test_two_programs_are_awaited_whatever_the_sizes(gate: Gate, monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
+def test_first_two_programs_are_awaited_for_all_kinds_of_sizes(gate: Gate, monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
     internals.requests_before_compilation(monkeypatch, 1)
     internals.programs_are_faster(monkeypatch)
-    run = by_default(sums, sizes=sizes)
+    run = compiled_by_default(sums, sizes=sizes)
     call_with(run, 9, 17, 33)
     assert counts("meanwhile", "calls", "compile") == (1, 2, 2)
     gate.open()
@@ -283,32 +283,32 @@ def test_two_programs_are_awaited_whatever_the_sizes(gate: Gate, monkeypatch: py
     assert counts("meanwhile", "calls", "compile") == (0, 1, 1)
 
 
-def test_calls_wait_if_results_must_be_the_same_in_each_run(gate: Gate) -> None:
+def test_deterministic_algorithms_wait_at_each_call(gate: Gate) -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        call_with(by_default(sums), *range(9, 16))
+        call_with(compiled_by_default(sums), *range(9, 16))
     finally:
         torch.use_deterministic_algorithms(False)
     assert counts("meanwhile", "by_torch", "calls") == (0, 0, 7)
 
 
-def test_random_numbers_do_not_depend_on_the_time_of_compilation() -> None:
-    found = []
+def test_random_numbers_do_not_depend_on_compilation_time() -> None:
+    runs = []
     for options in ({}, {"compile": "now", "sizes": "exact"}):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        run = by_default(lambda x: F.dropout(x) + x.mean(0), **options)
-        found.append([run(torch.ones(size, 4)) for size in range(9, 16)])
-    torch.testing.assert_close(found[0], found[1])
+        run = compiled_by_default(lambda x: F.dropout(x) + x.mean(0), **options)
+        runs.append([run(torch.ones(size, 4)) for size in range(9, 16)])
+    torch.testing.assert_close(runs[0], runs[1])
 
 
-def test_the_faster_way_is_measured_and_no_more_is_compiled_if_programs_lose(
+def test_slower_programs_are_not_used_and_end_compilation(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     internals.requests_before_compilation(monkeypatch, 1)
     internals.programs_are_slower(monkeypatch)
     gate._open.set()
-    run = by_default(sums)
+    run = compiled_by_default(sums)
     call_with(run, 9, 10)
     for size in (20, 40):
         call_with(run, size)

@@ -1,4 +1,4 @@
-"""The option compile="background": torch's kernels run a graph until XLA has compiled it, and nothing but time tells the difference."""
+"""Tests of engine/eager_executable.py: torch's kernels run a graph until XLA has compiled it, with the same results and memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.comparisons.compare import strides
 from support.processes.time_limits import PATIENCE
 from support.timing.paused_compilation import Gate, gate
 
-# What is asked here is when and where a graph runs, and how results lie: the code that XLA makes is not the subject.
+# These tests check when and where a graph runs, and the results' memory, not the code that XLA generates.
 pytestmark = pytest.mark.usefixtures("quick_xla")
 
 __all__ = ["gate"]
@@ -45,13 +45,13 @@ def program(function: Callable[..., Any], *inputs: Any, phase: Phase = "inferenc
 
 
 def counts(*names: str) -> tuple[int, ...]:
-    """What has been counted since the last time."""
-    found = metrics.snapshot()
+    """Returns the counters since the last call, and resets them."""
+    counters = metrics.snapshot()
     metrics.reset()
-    return tuple(found.get(name, 0) for name in names)
+    return tuple(counters.get(name, 0) for name in names)
 
 
-def test_torch_runs_a_size_until_its_program_is_ready(gate: Gate) -> None:
+def test_torch_runs_each_size_until_its_program_is_ready(gate: Gate) -> None:
     runner = program(lambda x, n: [x * n, n + 1], torch.ones(4), 3)
     references = []
     for size, factor in ((4, 3), (5, 3), (4, 3), (4, 2)):
@@ -62,7 +62,7 @@ def test_torch_runs_a_size_until_its_program_is_ready(gate: Gate) -> None:
         references.append(weakref.ref(x))
         del x, found
     gc.collect()
-    assert [reference() for reference in references] == [None] * 4, "what waits keeps no input"
+    assert [reference() for reference in references] == [None] * 4, "a waiting compilation keeps no input alive"
     assert counts("meanwhile", "calls") == (4, 0)
     gate.open()
     assert len(runner.executables()) == len(gate.built) == 3
@@ -72,13 +72,13 @@ def test_torch_runs_a_size_until_its_program_is_ready(gate: Gate) -> None:
     assert counts("meanwhile", "calls", "compile") == (0, 3, 3)
 
 
-def test_nothing_to_compute_waits_for_nothing(gate: Gate) -> None:
+def test_graph_without_computation_is_not_compiled(gate: Gate) -> None:
     runner = program(lambda x: [x.t(), x.shape[0] * 2], torch.ones(4, 3))
     assert runner([torch.ones(5, 2)])[1] == 10
     assert (counts("meanwhile"), gate.built) == ((0,), [])
 
 
-def test_newest_first_and_no_more_than_a_graph_keeps(gate: Gate) -> None:
+def test_newest_sizes_are_compiled_first_up_to_the_limit(gate: Gate) -> None:
     runner = program(lambda x: [x + 1], torch.ones(4), executables=3)
     runner([torch.zeros(10)])
     assert gate.started.wait(PATIENCE)
@@ -90,7 +90,7 @@ def test_newest_first_and_no_more_than_a_graph_keeps(gate: Gate) -> None:
 
 
 class Facts:
-    """What can be seen of results besides their values."""
+    """Properties of results besides their values."""
 
     def __init__(self, inputs: tuple[torch.Tensor, ...], results: list[torch.Tensor]) -> None:
         everything = [*inputs, *results]
@@ -104,11 +104,11 @@ class Facts:
 
 
 def shapes(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Results of every kind: strided, in an input's memory, in one another's, a part of what was made, a constant, without elements."""
+    """Returns results of every kind: strided, views of an input or of another result, parts of a result, a constant, an empty tensor."""
     y = x * 2
     parts = (x + 1).chunk(2)
     w, v = x.t() * 3, x * 5
-    v[0].add_(1)  # torch's kernel for that gives a view
+    v[0].add_(1)  # torch's kernel for this returns a view
     return (
         y.t(), y, x[1:], x.expand(2, *x.shape), z.conj() * 1, (z * 2).conj(), parts[1], x.cos().unsqueeze(0).expand(3, -1, -1),
         torch.arange(3.0), x[:0] * 2, (x * 3).as_strided((2, 2), (3, 1)), z.imag * 1, w, w[0], v, v[1],
@@ -116,7 +116,7 @@ def shapes(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_results_lie_in_memory_in_the_same_way(gate: Gate, inference: bool) -> None:
+def test_results_have_the_same_memory_before_and_after_compilation(gate: Gate, inference: bool) -> None:
     compiled = torch.compile(shapes, backend="dynaxla", options=OPTIONS, fullgraph=True)
     with torch.inference_mode(inference):
         inputs = torch.randn(4, 3), torch.randn(4, 3, dtype=torch.complex64)
@@ -135,7 +135,7 @@ def test_results_lie_in_memory_in_the_same_way(gate: Gate, inference: bool) -> N
         torch.testing.assert_close(compiled(*inputs)[8], expected[8])
 
 
-def test_a_constant_of_the_graph_is_copied(gate: Gate) -> None:
+def test_constant_result_is_copied(gate: Gate) -> None:
     constant = torch.arange(3)
     runner = program(lambda x: [x + 1, constant], torch.ones(4))
     runner([torch.ones(4)])[1].zero_()
@@ -143,7 +143,7 @@ def test_a_constant_of_the_graph_is_copied(gate: Gate) -> None:
     assert counts("meanwhile") == (2,)
 
 
-def test_a_value_that_is_not_as_promised_is_an_error(gate: Gate) -> None:
+def test_wrong_fake_implementation_raises(gate: Gate) -> None:
     with torch.library._scoped_library("dynaxla_pending", "FRAGMENT") as library:
         library.define("lying(Tensor x) -> Tensor")
         library.impl("lying", lambda x: x.sum(0), "CompositeExplicitAutograd")
@@ -156,34 +156,34 @@ def test_a_value_that_is_not_as_promised_is_an_error(gate: Gate) -> None:
             assert bool(runner.executables()) or not ready
 
 
-def test_random_numbers_do_not_depend_on_the_time() -> None:
-    """Neither those that a program draws, nor those that a checkpointed region draws again."""
+def test_random_numbers_do_not_depend_on_compilation_time() -> None:
+    """The numbers of a program and of a recomputed checkpoint do not depend on when compilation ends."""
 
-    def function(x: torch.Tensor, again: bool) -> torch.Tensor:
+    def function(x: torch.Tensor, recomputed: bool) -> torch.Tensor:
         def region(x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.dropout(x.sin()).cos()
 
-        return checkpoint(region, x, use_reentrant=False) if again else region(x)
+        return checkpoint(region, x, use_reentrant=False) if recomputed else region(x)
 
-    for again in (False, True):
-        found = []
+    for recomputed in (False, True):
+        runs = []
         for options in ({}, OPTIONS, OPTIONS | {"exact_rng": True}):
             torch._dynamo.reset()
             torch.manual_seed(0)
             metrics.reset()
             x = torch.ones(50, requires_grad=True)
-            value = torch.compile(function, backend="dynaxla", options=options)(x, again)
+            value = torch.compile(function, backend="dynaxla", options=options)(x, recomputed)
             (gradient,) = torch.autograd.grad(value.sum(), x)
-            found.append((value, gradient))
-            # Without a checkpoint the backward graph draws nothing; with one torch's own kernels can draw again what they drew.
-            assert (counts("meanwhile")[0] > 0) == (bool(options) and (not again or len(options) > 1))
+            runs.append((value, gradient))
+            # Without a checkpoint, the backward graph draws nothing. With one, torch's kernels can repeat the numbers only with exact_rng.
+            assert (counts("meanwhile")[0] > 0) == (bool(options) and (not recomputed or len(options) > 1))
             dynaxla.synchronize()
-        torch.testing.assert_close(found[0], found[1])
+        torch.testing.assert_close(runs[0], runs[1])
         torch.manual_seed(0)
-        torch.testing.assert_close(found[2][0], function(torch.ones(50), again))
+        torch.testing.assert_close(runs[2][0], function(torch.ones(50), recomputed))
 
 
-def test_a_failure_in_the_middle_writes_nothing(gate: Gate) -> None:
+def test_failed_call_writes_nothing(gate: Gate) -> None:
     def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return torch.nn.functional.embedding(index, x)
@@ -201,7 +201,7 @@ def test_a_failure_in_the_middle_writes_nothing(gate: Gate) -> None:
         metrics.reset()
 
 
-def test_what_cannot_be_compiled_is_logged_and_raised_by_the_next_call(
+def test_failed_compilation_is_logged_and_raised_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -225,36 +225,36 @@ def test_what_cannot_be_compiled_is_logged_and_raised_by_the_next_call(
     assert counts("meanwhile", "calls") == (0, 1)
 
 
-def test_a_backward_program_belongs_to_the_strides_of_what_was_kept(gate: Gate) -> None:
+def test_backward_program_for_each_stride_of_saved_tensors(gate: Gate) -> None:
     runner = program(lambda x, y: [x * 2 + y], torch.ones(4, 3), torch.ones(4, 3), phase="backward")
     rows, columns = torch.randn(4, 3), torch.randn(3, 4).t()
     for ready in (False, True):
-        for kept in (rows, columns, rows):
-            torch.testing.assert_close(runner([kept, rows])[0], kept * 2 + rows)
+        for saved in (rows, columns, rows):
+            torch.testing.assert_close(runner([saved, rows])[0], saved * 2 + rows)
         assert counts("meanwhile", "calls", "input_copies") == ((0, 3, 0) if ready else (3, 0, 0))
         gate.open()
     assert len(runner.executables()) == 2
 
 
-def test_a_model_that_is_trained(gate: Gate) -> None:
-    """The first step by torch, whose convolution keeps what it keeps in eager mode's order, the others by XLA, which has its own."""
+def test_training(gate: Gate) -> None:
+    """torch runs the first step, and saves tensors with eager mode's strides. XLA runs the others, with its own layouts."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(), torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten())
     compiled = torch.compile(net, backend="dynaxla", options=OPTIONS)
     x = torch.randn(2, 2, 8, 8)
     expected = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
-    seen = []
+    counted = []
     for _ in range(3):
         metrics.reset()
         found = torch.autograd.grad(compiled(x).square().sum(), list(net.parameters()))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        seen.append(counts("meanwhile", "calls", "input_copies"))
+        counted.append(counts("meanwhile", "calls", "input_copies"))
         gate.open()
-    assert seen[0] == (2, 0, 0)
-    assert seen[2] == (0, 2, 0)
+    assert counted[0] == (2, 0, 0)
+    assert counted[2] == (0, 2, 0)
 
 
-def test_a_compiled_step(gate: Gate) -> None:
+def test_compiled_step(gate: Gate) -> None:
     def losses(compile: Callable[..., Any]) -> tuple[list[float], list[torch.Tensor]]:
         torch.manual_seed(0)
         net = torch.nn.Linear(3, 2)
@@ -269,12 +269,12 @@ def test_a_compiled_step(gate: Gate) -> None:
             return loss
 
         x = torch.ones(4, 3)
-        found = []
+        step_losses = []
         for number in range(6):
-            found.append(step(x).item())
+            step_losses.append(step(x).item())
             if number == 3:
                 gate.open()
-        return found, [parameter.detach() for parameter in net.parameters()]
+        return step_losses, [parameter.detach() for parameter in net.parameters()]
 
     expected = losses(lambda function: function)
     metrics.reset()
@@ -284,7 +284,7 @@ def test_a_compiled_step(gate: Gate) -> None:
     assert calls >= 2
 
 
-def test_a_model_that_goes_is_not_compiled(gate: Gate) -> None:
+def test_deleted_model_is_not_compiled(gate: Gate) -> None:
     first, second = program(lambda x: [x + 1], torch.ones(4)), program(lambda x: [x + 2], torch.ones(4))
     first([torch.ones(4)])
     assert gate.started.wait(PATIENCE)
@@ -297,7 +297,7 @@ def test_a_model_that_goes_is_not_compiled(gate: Gate) -> None:
     assert counts("compile") == (1,)
 
 
-def test_a_program_is_for_the_default_dtype_of_its_call(gate: Gate) -> None:
+def test_program_has_the_default_dtype_of_its_call(gate: Gate) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -313,7 +313,7 @@ def test_a_program_is_for_the_default_dtype_of_its_call(gate: Gate) -> None:
     torch.testing.assert_close(result, expected)
 
 
-def test_threads_that_come_at_once(gate: Gate) -> None:
+def test_concurrent_calls(gate: Gate) -> None:
     runner = program(lambda x: [x.sin()], torch.ones(4))
     barrier, results = threading.Barrier(4), []
 
@@ -332,13 +332,13 @@ def test_threads_that_come_at_once(gate: Gate) -> None:
     assert (counts("meanwhile", "compile"), len(gate.built)) == ((12, 2), 2)
 
 
-def test_retracing_is_never_in_the_background() -> None:
+def test_retrace_backend_refuses_background() -> None:
     with pytest.raises(OptionError, match="dynaxla_retrace does not support"):
         torch.compile(torch.sin, backend="dynaxla_retrace", options=OPTIONS)(torch.ones(3))
 
 
-def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> None:
-    """Whichever way it was compiled then. No file has oneDNN's programs, so these are compiled in the background once more."""
+def test_stored_program_runs_at_once(gate: Gate, tmp_path: Path) -> None:
+    """Both compilation modes can read the file. Programs with oneDNN are not stored, so they are compiled in the background again."""
     x, runners = torch.randn(1, 3, 6, 6), []
 
     def run(function: Callable[..., Any], **options: Any) -> tuple[int, ...]:
@@ -360,7 +360,7 @@ def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> No
     assert counts("recalls", "trace") == (1, 0)
 
 
-def test_a_copy_of_a_model_that_waits_is_a_model_of_its_own(gate: Gate) -> None:
+def test_copy_of_a_waiting_model(gate: Gate) -> None:
     model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     compiled = torch.compile(model, backend="dynaxla", options=OPTIONS)
     compiled(x).sum().backward()
@@ -373,8 +373,8 @@ def test_a_copy_of_a_model_that_waits_is_a_model_of_its_own(gate: Gate) -> None:
         gate.open()
 
 
-def test_a_reset_while_sizes_wait(gate: Gate) -> None:
-    """What waited is gone with its graph, and nothing is raised by it."""
+def test_reset_while_sizes_wait(gate: Gate) -> None:
+    """Waiting compilations are dropped with their graph, without an error."""
     compiled = torch.compile(lambda x: x.sin() @ x.t(), backend="dynaxla", dynamic=True, options=OPTIONS)
     for _ in range(2):
         for size in (2, 3, 4):
@@ -388,13 +388,13 @@ def test_a_reset_while_sizes_wait(gate: Gate) -> None:
     torch.testing.assert_close(compiled(x), x.sin() @ x.t())
 
 
-def test_a_wait_that_is_interrupted_goes_on_in_the_background(gate: Gate) -> None:
-    """Ctrl-C ends the wait, not the compilation."""
+def test_interrupted_wait_does_not_stop_compilation(gate: Gate) -> None:
+    """Ctrl-C ends the wait, but not the compilation."""
     runner = program(lambda x: [x.cos()], torch.ones(4))
     runner([torch.ones(4)])
     assert gate.started.wait(PATIENCE)
     timer = threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with none
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without a handler
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
@@ -408,22 +408,22 @@ def test_a_wait_that_is_interrupted_goes_on_in_the_background(gate: Gate) -> Non
     assert counts("meanwhile", "calls") == (0, 1)
 
 
-SIDE = 300  # torch's kernels run a lone op of so many numbers for all calls
+SIDE = 300  # for a single op of this size, torch's kernels run all calls
 
 
 @pytest.fixture
-def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each call of a graph that torch runs for all calls, after the first one: whether it went the short way."""
+def fast_calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Records for each call after the first one whether it took the fast path. torch's kernels run all calls of these graphs."""
     return internals.fast_calls(monkeypatch)
 
 
-def lone(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_single_op(function: Callable[..., Any]) -> Callable[..., Any]:
     torch._dynamo.reset()
     return torch.compile(function, backend="dynaxla", fullgraph=True)
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_calls_that_are_alike_give_the_same_in_the_same_memory(again: list[bool], inference: bool) -> None:
+def test_repeated_calls_have_equal_results_and_memory(fast_calls: list[bool], inference: bool) -> None:
     def function(x: torch.Tensor) -> tuple[Any, ...]:
         return x.roll(1, 0), x, x[2:], x.sum(0), None, x.t(), 3
 
@@ -432,22 +432,27 @@ def test_calls_that_are_alike_give_the_same_in_the_same_memory(again: list[bool]
         return rolled, rolled[1:], rolled.t()
 
     with torch.inference_mode(inference):
-        for made in (function, with_parts, lambda x: (x.roll(1), (x @ x).t(), (x @ x).view(-1)), lambda x: (x.roll(1, 0), x.sum(0))):
-            run = lone(made)
-            seen = []
+        for traced_function in (
+            function,
+            with_parts,
+            lambda x: (x.roll(1), (x @ x).t(), (x @ x).view(-1)),
+            lambda x: (x.roll(1, 0), x.sum(0)),
+        ):
+            run = compiled_single_op(traced_function)
+            facts = []
             for _ in range(3):
                 x = torch.randn(SIDE, SIDE)
-                expected, found = made(x), run(x)
+                expected, found = traced_function(x), run(x)
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-                tensors = [each for each in pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
-                seen.append(vars(Facts((x,), tensors)))
-            assert seen[0] == seen[1] == seen[2]
-        assert again == [True, True] * 4
+                tensors = [tensor for tensor in pytree.tree_leaves(found) if isinstance(tensor, torch.Tensor)]
+                facts.append(vars(Facts((x,), tensors)))
+            assert facts[0] == facts[1] == facts[2]
+        assert fast_calls == [True, True] * 4
 
 
-def test_inputs_in_another_layout_go_the_long_way(again: list[bool]) -> None:
+def test_inputs_with_other_strides_take_the_slow_path(fast_calls: list[bool]) -> None:
     x = torch.randn(SIDE, SIDE, requires_grad=True)
-    run = lone(lambda x: x.roll(1, 0))
+    run = compiled_single_op(lambda x: x.roll(1, 0))
     for gradient in (torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE).t(), torch.randn(1).expand(SIDE, SIDE)):
         x.grad = None
         run(x).backward(gradient)
@@ -455,49 +460,49 @@ def test_inputs_in_another_layout_go_the_long_way(again: list[bool]) -> None:
         assert torch.equal(x.grad, gradient.roll(-1, 0))
         assert x.grad.untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr()
     runner = Xla(Options()).runner(AtenGraph("graph", make_fx(lambda x: [x.t().roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE))))
-    again.clear()
+    fast_calls.clear()
     inputs = [torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE).t(), torch.randn(SIDE, SIDE).conj()]
-    for given in (*inputs, torch._neg_view(torch.randn(SIDE, SIDE)), torch.randn(SIDE, SIDE)):
-        (found,) = runner([given])
-        assert torch.equal(found, given.t().roll(1, 0))
+    for tensor in (*inputs, torch._neg_view(torch.randn(SIDE, SIDE)), torch.randn(SIDE, SIDE)):
+        (found,) = runner([tensor])
+        assert torch.equal(found, tensor.t().roll(1, 0))
         assert (found.stride(), found.is_neg()) == ((SIDE, 1), False)
-    assert again == [True, False, True, False, True]
+    assert fast_calls == [True, False, True, False, True]
 
 
-def test_results_in_another_layout_are_put_right(again: list[bool]) -> None:
-    """What torch's settings can do."""
+def test_results_with_other_strides_are_copied(fast_calls: list[bool]) -> None:
+    """torch's settings can change the strides of results."""
     graph = AtenGraph("graph", make_fx(lambda x: [x.roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE)))
     runner = Xla(Options()).runner(graph)
     x = torch.randn(SIDE, SIDE)
     runner([x])
-    (found,) = runner.cache._executables.values()
-    assert isinstance(found, EagerExecutable)
+    (executable,) = runner.cache._executables.values()
+    assert isinstance(executable, EagerExecutable)
     other = torch.empty(SIDE, 2 * SIDE)[:, ::2].copy_(x.roll(1, 0))
-    found._eager_graph.compute = lambda _: (other,)
+    executable._eager_graph.compute = lambda _: (other,)
     (result,) = runner([x])
-    assert (torch.equal(result, x.roll(1, 0)), result.stride(), again[-1]) == (True, (SIDE, 1), True)
+    assert (torch.equal(result, x.roll(1, 0)), result.stride(), fast_calls[-1]) == (True, (SIDE, 1), True)
     assert result.untyped_storage().nbytes() == 4 * SIDE * SIDE
 
 
 @pytest.mark.parametrize("compile", ["now", "background"])
-def test_a_graph_that_torch_runs_is_looked_at_once(compile: str) -> None:
+def test_single_op_gets_an_eager_executable_at_once(compile: str) -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x.roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE)))
     runner = Xla(Options(compile=compile)).runner(graph)
-    heard: list[Any] = []
-    with events.listening(heard.append):
+    received: list[Any] = []
+    with events.listening(received.append):
         runner([torch.randn(SIDE, SIDE)])
-    (found,) = runner.cache._executables.values()
-    ended = [event.executable for event in heard if isinstance(event, events.CompileEnded)]
-    assert (type(found), ended) == (EagerExecutable, [found])
+    (executable,) = runner.cache._executables.values()
+    ended = [event.executable for event in received if isinstance(event, events.CompileEnded)]
+    assert (type(executable), ended) == (EagerExecutable, [executable])
 
 
-def test_other_peoples_kernels_are_never_run_so(again: list[bool]) -> None:
-    """They may give an input back if they like its values: each call looks at that."""
+def test_custom_kernels_never_take_the_fast_path(fast_calls: list[bool]) -> None:
+    """A custom kernel may return its input, depending on values, so each call has to check this."""
     with torch.library._scoped_library("lone", "DEF") as library:
         library.define("positive(Tensor x) -> Tensor")
         library.impl("positive", lambda x: x if bool((x > 0).all()) else x.clamp(min=0), "CPU")
         library.impl("positive", torch.empty_like, "Meta")
-        run = lone(lambda x: (torch.ops.lone.positive(x), x.roll(1, 0)))
+        run = compiled_single_op(lambda x: (torch.ops.lone.positive(x), x.roll(1, 0)))
         counts()
         for sign in (-1, 1, 1):
             x = sign * torch.ones(SIDE, SIDE)
@@ -505,46 +510,46 @@ def test_other_peoples_kernels_are_never_run_so(again: list[bool]) -> None:
             assert found.data_ptr() != x.data_ptr()
             assert (found.sum().item(), rolled.sum().item()) == (max(sign, 0) * SIDE * SIDE, sign * SIDE * SIDE)
         assert counts("calls", "by_torch") == (3, 0), "a program calls the kernel"
-        assert again == []
+        assert fast_calls == []
 
 
-def test_who_looks_on_sees_the_long_way(again: list[bool]) -> None:
-    run = lone(lambda x: x.roll(1, 0))
+def test_profiler_and_listeners_cause_the_slow_path(fast_calls: list[bool]) -> None:
+    run = compiled_single_op(lambda x: x.roll(1, 0))
     x = torch.randn(SIDE, SIDE)
     for _ in range(3):
         run(x)
-    assert again == [True, True]
+    assert fast_calls == [True, True]
     with torch.profiler.profile() as profile:
         run(x)
-    assert again[-1] is False
-    assert any(event.key.startswith("dynaxla_") for event in profile.key_averages()), "the graph has a name there"
-    heard: list[Any] = []
-    with events.listening(heard.append):
+    assert fast_calls[-1] is False
+    assert any(event.key.startswith("dynaxla_") for event in profile.key_averages()), "the profile names the graph"
+    received: list[Any] = []
+    with events.listening(received.append):
         run(x)
-    assert again[-1] is False
-    assert [type(event) for event in heard] == [events.ProgramRan]
+    assert fast_calls[-1] is False
+    assert [type(event) for event in received] == [events.ProgramRan]
 
 
-def test_a_kernel_that_fails_leaves_the_short_way_open(again: list[bool]) -> None:
-    run = lone(lambda x, index: x.gather(0, index))
-    x, right, wrong = torch.randn(SIDE, SIDE), torch.zeros(SIDE, SIDE, dtype=torch.int64), torch.full((SIDE, SIDE), SIDE)
-    for index in (right, right, wrong, right):
-        if index is wrong:
+def test_failed_kernel_does_not_disable_the_fast_path(fast_calls: list[bool]) -> None:
+    run = compiled_single_op(lambda x, index: x.gather(0, index))
+    x, valid, invalid = torch.randn(SIDE, SIDE), torch.zeros(SIDE, SIDE, dtype=torch.int64), torch.full((SIDE, SIDE), SIDE)
+    for index in (valid, valid, invalid, valid):
+        if index is invalid:
             with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
                 run(x, index)
         else:
             assert torch.equal(run(x, index), x.gather(0, index))
-    assert again.count(True) >= 2
+    assert fast_calls.count(True) >= 2
 
 
-def test_in_a_child_nothing_goes_the_short_way(again: list[bool]) -> None:
+def test_forked_child_takes_the_slow_path(fast_calls: list[bool]) -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x.roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE)))
     runner = Xla(Options()).runner(graph)
     x = torch.randn(SIDE, SIDE)
     runner([x])
     runner([x])
-    assert again.count(True) == 1
-    again.clear()
+    assert fast_calls.count(True) == 1
+    fast_calls.clear()
     runner.cache.after_fork()
     assert torch.equal(runner([x])[0], x.roll(1, 0))
-    assert again == []
+    assert fast_calls == []

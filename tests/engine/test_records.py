@@ -1,4 +1,4 @@
-"""A graph that an earlier process has lowered is not traced again; a program that differs in anything is."""
+"""Tests of engine/records.py and engine/stored.py: a graph that an earlier process has lowered is not traced again."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def options(tmp_path: Path) -> Iterator[Options]:
 
 
 def program(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> CompiledGraph:
-    """As another process makes it that has captured the same."""
+    """Returns the runner of a graph as in another process that has captured the same graph."""
     stored._live_programs.clear()
-    return program_here(function, *inputs, options=options, phase=phase)
+    return program_in_this_process(function, *inputs, options=options, phase=phase)
 
 
-def program_here(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> CompiledGraph:
+def program_in_this_process(
+    function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference"
+) -> CompiledGraph:
     metrics.reset()
     runner = Xla(options).runner(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs), (), phase))
     assert isinstance(runner, CompiledGraph)
@@ -47,9 +49,9 @@ def program_here(function: Callable[..., Any], *inputs: torch.Tensor, options: O
 
 
 def recalled() -> tuple[int, int]:
-    """How many programs were made of records, and of traces."""
-    found = metrics.snapshot()
-    return found.get("recalls", 0), found.get("trace", 0)
+    """Returns the numbers of programs that were built from records, and from traces."""
+    counters = metrics.snapshot()
+    return counters.get("recalls", 0), counters.get("trace", 0)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,8 @@ def recalled() -> tuple[int, int]:
     ids=["stored", "onednn", "random"],
 )
 @pytest.mark.parametrize("phase", ["inference", "forward"])
-def test_the_second_program_is_the_first_one(function: Callable[..., Any], phase: str, options: Options) -> None:
-    """Its results, their strides, its optimized code, and what it says of its ops."""
+def test_second_program_equals_the_first(function: Callable[..., Any], phase: str, options: Options) -> None:
+    """Results, strides, optimized code and op counts are equal."""
     results, texts, counts = [], [], []
     for expected in ((0, 1), (1, 0)):
         runner = program(function, x, options=options, phase=phase)
@@ -76,16 +78,16 @@ def test_the_second_program_is_the_first_one(function: Callable[..., Any], phase
         assert executable.program is not None
         texts.append(dump.readable(executable.program.text()))
     torch.testing.assert_close(*results, rtol=0, atol=0)
-    one, other = ([item.stride() if isinstance(item, torch.Tensor) else item for item in found] for found in results)
-    assert one == other
+    first_strides, second_strides = ([item.stride() if isinstance(item, torch.Tensor) else item for item in items] for items in results)
+    assert first_strides == second_strides
     assert texts[0] == texts[1]
     assert counts[0] == counts[1] != {}
 
 
 @pytest.mark.parametrize("function", [lambda x: [x.sin() @ x], lambda x: [x @ x + torch.ones(4, 1000).sum()]], ids=["small", "folded"])
-def test_equal_graphs_run_one_program(function: Callable[..., Any], options: Options) -> None:
-    """As long as one of them is there."""
-    runners = [program_here(function, x, options=options) for _ in range(3)]
+def test_equal_graphs_share_a_program(function: Callable[..., Any], options: Options) -> None:
+    """The program lives as long as one of the graphs."""
+    runners = [program_in_this_process(function, x, options=options) for _ in range(3)]
     for index, runner in enumerate(runners):
         metrics.reset()
         torch.testing.assert_close(runner([x]), function(x))
@@ -99,7 +101,7 @@ def test_equal_graphs_run_one_program(function: Callable[..., Any], options: Opt
     assert len(stored._live_programs) == 0
 
 
-def test_checks_raise_as_before(options: Options) -> None:
+def test_checks_of_stored_programs_raise_the_same(options: Options) -> None:
     messages = []
     for expected in ((0, 1), (1, 0)):
         runner = program(lambda x, index: [x[index] + 1], x, torch.tensor([1]), options=options)
@@ -111,46 +113,46 @@ def test_checks_raise_as_before(options: Options) -> None:
     assert messages[0] == messages[1]
 
 
-def calling(x: torch.Tensor) -> list[Any]:
+def lapack_call(x: torch.Tensor) -> list[Any]:
     return list(torch.linalg.qr(x))
 
 
-@pytest.mark.parametrize("function", [calling, lambda x: [x.sinh()]], ids=["LAPACK", "kernel"])
-def test_what_has_to_be_made_ready_is_traced(function: Callable[..., Any], options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", [lapack_call, lambda x: [x.sinh()]], ids=["LAPACK", "kernel"])
+def test_programs_with_calls_of_kernels_are_traced(function: Callable[..., Any], options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     internals.without_lowering(monkeypatch, torch.ops.aten.sinh.default)
     for _ in range(2):
         torch.testing.assert_close(program(function, x, options=options)([x]), function(x))
         assert recalled() == (0, 1)
-        assert bool(metrics.snapshot().get("kernels")) == (function is not calling)
+        assert bool(metrics.snapshot().get("kernels")) == (function is not lapack_call)
 
 
-def test_where_the_program_is_lost_it_is_made_again(options: Options, tmp_path: Path) -> None:
+def test_lost_or_damaged_files_are_written_again(options: Options, tmp_path: Path) -> None:
     def run() -> tuple[int, int]:
         torch.testing.assert_close(program(lambda x: [x.cos() * 2], x, options=options)([x])[0], x.cos() * 2)
         return recalled()
 
     assert run() == (0, 1)
-    (kept,) = (tmp_path / "programs").iterdir()
-    kept.unlink()
+    (stored_program,) = (tmp_path / "programs").iterdir()
+    stored_program.unlink()
     assert run() == (0, 1)
     assert run() == (1, 0)
-    for file in (kept, *(tmp_path / "records").iterdir()):
+    for file in (stored_program, *(tmp_path / "records").iterdir()):
         file.write_bytes(file.read_bytes()[:-1])
         assert run() == (0, 1)
         assert run() == (1, 0)
 
 
 def key(
-    options: Options, function: Callable[..., Any] = torch.sin, given: torch.Tensor = x, phase: Any = "inference", **changes: Any
+    options: Options, function: Callable[..., Any] = torch.sin, input_tensor: torch.Tensor = x, phase: Any = "inference", **changes: Any
 ) -> str | None:
     runner = program(lambda x: [function(x)], x, options=dataclasses.replace(options, **changes), phase=phase)
-    specialised = runner.unit.specialise([given])
+    specialised = runner.unit.specialise([input_tensor])
     assert specialised.function is not None
     return stored.graph_key(runner.unit, specialised, specialised.function)
 
 
-def test_whether_equal_blocks_are_looked_for(options: Options) -> None:
-    """A graph that is one program with blocks may be several without them, or the other way round, when what is worth it changes."""
+def test_key_depends_on_the_search_for_blocks(options: Options) -> None:
+    """With and without blocks, a graph can become different numbers of programs."""
     names = []
     for blocks in (True, False):
         module = make_fx(lambda x: [x.sin()], tracing_mode="fake")(x)
@@ -162,18 +164,18 @@ def test_whether_equal_blocks_are_looked_for(options: Options) -> None:
     assert names[0] != names[1]
 
 
-def test_another_default_dtype(options: Options) -> None:
-    """Lowerings ask for it, and the graph's text does not say it."""
+def test_key_depends_on_the_default_dtype(options: Options) -> None:
+    """Lowerings read the default dtype, and the graph's text does not have it."""
     graph, before = key(options), torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        assert key(options, given=x.float()) not in (graph, None)
+        assert key(options, input_tensor=x.float()) not in (graph, None)
     finally:
         torch.set_default_dtype(before)
 
 
-def test_other_graphs_and_options(options: Options) -> None:
-    """And other strides than the graph was captured with, which a backward graph's inputs may have."""
+def test_key_depends_on_graph_and_options(options: Options) -> None:
+    """Includes strides of inputs, which in a backward graph may differ from those at capture."""
     plain = key(options)
     assert plain == key(options, executables=2) is not None
     keys = [
@@ -183,7 +185,7 @@ def test_other_graphs_and_options(options: Options) -> None:
         key(options, fallback="error"),
         key(options, xla={"a": 1}),
         key(options, phase="backward"),
-        key(options, given=x.t(), phase="backward"),
+        key(options, input_tensor=x.t(), phase="backward"),
         key(options, phase="forward"),
     ]
     assert None not in keys
@@ -194,7 +196,7 @@ def test_other_graphs_and_options(options: Options) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "change",
     [
         internals.other("versions"),
         internals.other("sources"),
@@ -207,14 +209,14 @@ def test_other_graphs_and_options(options: Options) -> None:
     ],
     ids=["version", "source", "processor", "processors", "kernels", "flags", "precision", "promotion"],
 )
-def test_other_surroundings(changed: Callable[[], contextlib.AbstractContextManager[Any]], options: Options) -> None:
+def test_key_depends_on_the_environment(change: Callable[[], contextlib.AbstractContextManager[Any]], options: Options) -> None:
     plain = key(options)
-    with changed():
+    with change():
         assert key(options) not in (plain, None)
     assert key(options) == plain
 
 
-def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_depends_on_threads_and_users_lowerings(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, threads = key(options), torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
@@ -224,11 +226,11 @@ def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytes
     with monkeypatch.context() as patched:
         internals.lowerings_of_users(patched)
         assert key(options) is None
-    usual = IMPLEMENTATIONS["contraction"].by_name
+    registered = IMPLEMENTATIONS["contraction"].by_name
     implementation = Implementation("mine", lambda: None, (), lambda problem: True, lambda problem: False)
-    internals.implementations_of(monkeypatch, IMPLEMENTATIONS["contraction"], {**usual, "mine": implementation})
-    assert key(options) is None, "an implementation of the user's"
-    last = list(usual.values())[-1]
-    in_front = {"mine": dataclasses.replace(last, registered_by="theirs"), **usual}
+    internals.implementations_of(monkeypatch, IMPLEMENTATIONS["contraction"], {**registered, "mine": implementation})
+    assert key(options) is None, "the user has registered an implementation"
+    last = list(registered.values())[-1]
+    in_front = {"mine": dataclasses.replace(last, registered_by="theirs"), **registered}
     internals.implementations_of(monkeypatch, IMPLEMENTATIONS["contraction"], in_front)
-    assert key(options) not in (plain, None), "one of dynaxla's that a user has put in front"
+    assert key(options) not in (plain, None), "the user prefers another implementation of dynaxla"

@@ -1,4 +1,4 @@
-"""The baseline traces and lowers at every call, and compiles each program once."""
+"""Tests of engine/retrace.py, the baseline engine: it traces and lowers at every call, and compiles each program once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def retraced(function: Callable[..., Any], *inputs: Any, **options: Any) -> Retr
 
 
 def counts() -> tuple[int, ...]:
-    found = metrics.snapshot()
-    return tuple(found.get(name, 0) for name in ("trace", "lower", "lookup", "compile"))
+    counters = metrics.snapshot()
+    return tuple(counters.get(name, 0) for name in ("trace", "lower", "lookup", "compile"))
 
 
-def test_every_call_is_traced_and_every_program_compiled_once() -> None:
+def test_each_call_is_traced_and_each_program_compiled_once() -> None:
     program = retraced(lambda x: [x.sin() * 2], torch.ones(4, 3))
     metrics.reset()
     for number, (size, compiled) in enumerate([(4, 1), (4, 1), (5, 2), (4, 2), (5, 2)], start=1):
@@ -35,7 +35,7 @@ def test_every_call_is_traced_and_every_program_compiled_once() -> None:
     assert len(program.executables()) == 2
 
 
-def test_what_was_dropped_is_compiled_again() -> None:
+def test_evicted_program_is_compiled_again() -> None:
     program = retraced(lambda x: [x + 1], torch.ones(4), executables=1)
     metrics.reset()
     for size in (2, 3, 2):
@@ -43,7 +43,7 @@ def test_what_was_dropped_is_compiled_again() -> None:
     assert metrics.snapshot()["compile"] == 3
 
 
-def test_nothing_to_compute_is_not_traced() -> None:
+def test_graph_without_computation_is_not_traced() -> None:
     program = retraced(lambda x: [x.t(), x.shape[0]], torch.ones(4, 3))
     metrics.reset()
     x = torch.randn(5, 2)

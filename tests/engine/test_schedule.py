@@ -1,4 +1,4 @@
-"""The steps of a schedule take and return values by name, in order, and values are freed as early as possible."""
+"""Tests of engine/schedule.py: steps take and return values by name, in order, and values are freed as early as possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_values_have_names() -> None:
     assert schedule([3, 4, 0])[0] == 14
 
 
-def test_a_value_is_freed_before_its_last_step_runs() -> None:
+def test_value_is_freed_before_its_last_step_runs() -> None:
     alive = []
 
     def note(values: list[Any]) -> list[Any]:
@@ -45,23 +45,23 @@ def test_a_value_is_freed_before_its_last_step_runs() -> None:
     first, second = map(weakref.ref, args)
     schedule(args)
     assert alive == [(True, True), (False, False)]
-    kept = Schedule("graph", "ab", steps[:1], ["a", "b"])
-    assert [len(value) for value in kept([torch.ones(1), torch.ones(2)])] == [1, 2]
+    returning = Schedule("graph", "ab", steps[:1], ["a", "b"])
+    assert [len(value) for value in returning([torch.ones(1), torch.ones(2)])] == [1, 2]
 
 
-def test_a_dry_run_ends_at_several_programs_but_goes_into_one() -> None:
+def test_dry_run_stops_at_several_programs_but_enters_one() -> None:
     entered = []
     program = step(StepKind.PROGRAM, "a", "b", lambda values: entered.append(1) or [1])
-    one = Schedule("one", "a", [step(StepKind.PYTHON, "a", "c"), program], ["b"])
+    single = Schedule("one", "a", [step(StepKind.PYTHON, "a", "c"), program], ["b"])
     several = Schedule("several", "a", [program, step(StepKind.KERNELS, "b", "c")], ["c"])
-    assert first_program(lambda: one([1])) is None
+    assert first_program(lambda: single([1])) is None
     assert entered == [1]
     found = first_program(lambda: several([5]))
     assert found is not None
     assert (found.program, found.inputs, entered) == (several, [5], [1])
 
 
-def test_a_step_returns_as_many_values_as_it_names() -> None:
+def test_step_with_wrong_number_of_results_raises() -> None:
     for count in (0, 2):
         schedule = Schedule("graph", "a", [step(StepKind.PROGRAM, "a", "b", lambda values, count=count: [1] * count)], ["b"])
         with pytest.raises(ValueError, match="zip"):

@@ -1,4 +1,4 @@
-"""Schedules of several programs: the inputs of each part, and which values are kept."""
+"""Tests of engine/scheduler.py: schedules of several programs, the inputs of each part, and the values that are kept alive."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dynaxla.passes.aten.split import split
 from support import internals
 
 
-class ByTorch:
-    """An engine that runs each graph as it is, and notes what it was given."""
+class RecordingTorchEngine:
+    """An engine that runs each graph with torch, and records the graphs."""
 
     def __init__(self) -> None:
         self.graphs: list[AtenGraph] = []
@@ -49,33 +49,33 @@ class ByTorch:
         return Runner()
 
 
-def split_program(phase: Phase = "inference") -> tuple[Schedule, ByTorch]:
-    """Three parts, of which torch runs the second: weights are read by the last."""
+def split_program(phase: Phase = "inference") -> tuple[Schedule, RecordingTorchEngine]:
+    """Returns a schedule of three parts. torch runs the second one, and the last one reads a weight."""
 
     def function(weight: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         return [(x.sin().cos() * weight).exp()]
 
-    engine = ByTorch()
+    engine = RecordingTorchEngine()
     module = make_fx(function, tracing_mode="fake")(torch.ones(3), torch.ones(3))
     graph = AtenGraph("whole", module, static=(0,), phase=phase)
     parts = split(module, lambda node: node.target is torch.ops.aten.cos.default)
     return Scheduler(engine, Options()).split_schedule(graph, parts), engine
 
 
-@pytest.mark.parametrize(("phase", "of_parts"), [("inference", "inference"), ("forward", "inference"), ("backward", "backward")])
-def test_parts_know_their_parameters_and_who_reads_their_results(phase: Phase, of_parts: Phase) -> None:
+@pytest.mark.parametrize(("phase", "phase_of_parts"), [("inference", "inference"), ("forward", "inference"), ("backward", "backward")])
+def test_parts_have_parameters_and_phase(phase: Phase, phase_of_parts: Phase) -> None:
     program, engine = split_program(phase)
     assert [graph.name for graph in engine.graphs] == ["whole_part0", "whole_part2"] == program.executables()
     position = [str(node) for node in program.steps[2].inputs].index("weight_1")
     assert [graph.static for graph in engine.graphs] == [(), (position,)]
-    assert {graph.phase for graph in engine.graphs} == {of_parts}
+    assert {graph.phase for graph in engine.graphs} == {phase_of_parts}
     weight, x = torch.randn(3), torch.randn(3)
     args = [weight, x]
     torch.testing.assert_close(program(args)[0], (x.sin().cos() * weight).exp())
     assert args == []
 
 
-def test_what_no_later_part_reads_is_let_go() -> None:
+def test_values_are_freed_after_their_last_read() -> None:
     program, engine = split_program()
     x = torch.randn(3)
     gone, alive = weakref.ref(x), []
@@ -87,23 +87,23 @@ def test_what_no_later_part_reads_is_let_go() -> None:
 
 
 @pytest.mark.parametrize("case", ["nothing", "an input, at the end", "an input, between the parts"])
-def test_parts_know_whether_something_is_written_behind_them(case: str) -> None:
+def test_parts_before_writes_wait_for_checks(case: str) -> None:
     module = make_fx(lambda x: [x.sin().cos().exp()], tracing_mode="fake")(torch.ones(3))
     (x,) = module.graph.find_nodes(op="placeholder")
     cosine = next(node for node in module.graph.nodes if node.target is torch.ops.aten.cos.default)
-    between = {cosine}
+    kernel_nodes = {cosine}
     if case == "an input, at the end":
         x.meta["desc"] = descriptors.PlainAOTInput(0)
         module.graph.output_node().meta["desc"] = [descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(0))]
     elif case != "nothing":
         with module.graph.inserting_after(cosine):
-            between.add(module.graph.call_function(torch.ops.aten.copy_.default, (x, cosine)))
-    engine = ByTorch()
-    Scheduler(engine, Options()).split_schedule(AtenGraph("whole", module), split(module, between.__contains__))
+            kernel_nodes.add(module.graph.call_function(torch.ops.aten.copy_.default, (x, cosine)))
+    engine = RecordingTorchEngine()
+    Scheduler(engine, Options()).split_schedule(AtenGraph("whole", module), split(module, kernel_nodes.__contains__))
     assert [graph.waits_for_checks for graph in engine.graphs] == [case != "nothing"] * 2
 
 
-def test_which_engine_options_ask_for() -> None:
+def test_options_choose_the_engine() -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(3)))
     assert type(engine_for(Options()).runner(graph)) is CompiledGraph
     assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
@@ -113,13 +113,13 @@ def test_which_engine_options_ask_for() -> None:
     assert [type(step.run) for step in steps] == [FrozenValues, CompiledGraph]
 
 
-def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> None:
+def test_positions_and_descriptions_after_counters_are_split_off() -> None:
     module = make_fx(lambda n, x, weight: (n + 1, x * weight, x + 1), tracing_mode="symbolic")(5, torch.ones(3), torch.ones(3))
     _, x, weight = module.graph.find_nodes(op="placeholder")
     x.meta["desc"], weight.meta["desc"] = descriptors.PlainAOTInput(1), descriptors.PlainAOTInput(2)
     plain = descriptors.PlainAOTOutput(0)
     module.graph.output_node().meta["desc"] = [plain, plain, descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(1))]
-    engine = ByTorch()
+    engine = RecordingTorchEngine()
     program = Scheduler(engine, Options()).runner(AtenGraph("graph", module, static=(2,)))
     assert isinstance(program, Schedule)
     assert [step.kind.value for step in program.steps] == ["python", "program"]
@@ -131,30 +131,30 @@ def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> Non
     assert (number, product.tolist(), written.tolist(), args) == (8, [6.0] * 3, [3.0] * 3, [])
 
 
-def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_are_used_only_if_their_order_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     def runner(name: str) -> Any:
-        made.append(name)
-        found = ByTorch().runner(AtenGraph(name, make_fx(lambda x: [x + len(made)])(torch.zeros(1))))
-        return found
+        created.append(name)
+        result = RecordingTorchEngine().runner(AtenGraph(name, make_fx(lambda x: [x + len(created)])(torch.zeros(1))))
+        return result
 
-    made: list[str] = []
+    created: list[str] = []
     program = PackedOrPlain(runner("packed"), lambda: runner("plain"))
     assert program.executables() == ["packed"]
-    for holds, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
-        internals.valid_packing(monkeypatch, lambda holds=holds: holds)
+    for is_valid, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
+        internals.valid_packing(monkeypatch, lambda is_valid=is_valid: is_valid)
         assert program([torch.zeros(1)])[0].item() == expected
-    assert made == ["packed", "plain"], "the second program is made once, when it is needed"
+    assert created == ["packed", "plain"], "the second program is created once, when it is needed"
     assert program.executables() == ["packed", "plain"]
     internals.valid_packing(monkeypatch, lambda: True)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.zeros(1))
-    seen = []
-    program._plain = lambda args: seen.append(args)  # type: ignore[assignment]
+    calls = []
+    program._plain = lambda args: calls.append(args)  # type: ignore[assignment]
     program([fake])
-    assert len(seen) == 1, "torch cannot read packed weights"
+    assert len(calls) == 1, "torch cannot read packed weights"
 
 
-def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_fullgraph(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", fullgraph=True)
 
 
@@ -162,9 +162,9 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_sizes_that_depend_on_values(backend: str) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         chosen = (x * 2)[x > 0]
-        places = x.nonzero()
+        indices = x.nonzero()
         y.add_(chosen.sum())
-        return chosen * 3 + 1, places.float() @ torch.ones(2, 2), y[:1], chosen
+        return chosen * 3 + 1, indices.float() @ torch.ones(2, 2), y[:1], chosen
 
     coverage.reset()
     compiled = torch.compile(function, backend=backend, fullgraph=True)
@@ -184,32 +184,32 @@ def test_gradients_through_a_split_graph() -> None:
         return (x.sin()[mask] ** 2).sum()
 
     (expected,) = torch.autograd.grad(function(x, mask), x)
-    (actual,) = torch.autograd.grad(whole(function)(x, mask), x)
+    (actual,) = torch.autograd.grad(compile_fullgraph(function)(x, mask), x)
     torch.testing.assert_close(actual, expected)
 
 
-def test_a_number_taken_from_a_tensor() -> None:
+def test_number_from_a_tensor() -> None:
     def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         number = index.item()
         return x * number + 1
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        compiled = whole(function)
+        compiled = compile_fullgraph(function)
         for number in (2, 5):
             x = torch.randn(3)
             torch.testing.assert_close(compiled(x, torch.tensor(number)), x * number + 1)
 
 
 def test_views_whose_offsets_depend_on_values() -> None:
-    def function(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        first, second = places.tolist()
+    def function(x: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = indices.tolist()
         torch._check(first >= 0)
         torch._check(second >= first)
         torch._check(second <= 5)
         return torch.split(x, [first, second - first, 5 - second])
 
-    x, places = torch.randn(5, 3), torch.tensor([1, 3])
+    x, indices = torch.randn(5, 3), torch.tensor([1, 3])
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        pieces = whole(function)(x, places)
+        pieces = compile_fullgraph(function)(x, indices)
     assert [piece.data_ptr() - x.data_ptr() for piece in pieces] == [0, 12, 36]
-    torch.testing.assert_close(pieces, function(x, places))
+    torch.testing.assert_close(pieces, function(x, indices))

@@ -1,4 +1,4 @@
-"""The metadata of a trace survives it."""
+"""Tests of engine/trace_outputs.py: the metadata of a trace is part of the output tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from dynaxla.engine.trace_outputs import TracedOutputs, TraceMetadata
 
 
-def test_the_metadata_is_in_the_tree() -> None:
+def test_metadata_is_in_the_output_tree() -> None:
     metadata = TraceMetadata(((IndexError, "out of range"),), (3,), ("kernel",), 2)
     traced = jax.jit(lambda x: TracedOutputs([x, x + 1], metadata)).trace(jax.ShapeDtypeStruct((2,), "float32"))
     assert traced.out_info.metadata == metadata

@@ -1,4 +1,4 @@
-"""The engine of every day: one program for each combination of sizes and numbers, compiled once."""
+"""Tests of engine/xla.py, the default engine: one program for each combination of sizes and numbers, compiled once."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> Compi
     return Xla(Options(**options)).runner(graph)
 
 
-def compiled() -> int:
+def compilation_count() -> int:
     return metrics.snapshot().get("compile", 0)
 
 
-def test_one_executable_for_each_combination() -> None:
+def test_one_executable_for_each_combination_of_sizes() -> None:
     runner = program(lambda x, n: [x * n, n + 1], torch.ones(4), 3)
     for number, (size, factor) in enumerate([(4, 3), (5, 3), (4, 2)], start=1):
         for _ in range(2):
@@ -50,27 +50,27 @@ def test_one_executable_for_each_combination() -> None:
             result, following = runner(args)
             assert torch.equal(result, x * factor)
             assert (following, args) == (factor + 1, []), "a caller's list must not keep tensors alive"
-        assert compiled() == len(runner.executables()) == number
+        assert compilation_count() == len(runner.executables()) == number
 
 
-def test_a_number_of_another_type_is_another_number() -> None:
-    """1, 1.0 and True are equal, and the dtypes of what is computed with them are not."""
+def test_numbers_of_other_types_have_other_keys() -> None:
+    """1, 1.0 and True are equal, but results computed with them have different dtypes."""
     runner = program(lambda x, n: [x * n], torch.ones(4), 3)
     keys = {runner.unit.sizes.key([torch.ones(4), number]) for number in (1, True, 1.0)}
     assert len(keys) == 3
 
 
-def test_nothing_to_compute_is_not_compiled() -> None:
+def test_graph_without_computation_is_not_compiled() -> None:
     runner = program(lambda x: [x.t(), x, x.shape[0] * 2], torch.ones(4, 3))
     x = torch.ones(5, 2)
     transposed, same, number = runner([x])
     assert transposed.data_ptr() == x.data_ptr()
     assert (same is x, number) == (True, 10)
-    assert compiled() == 0
+    assert compilation_count() == 0
     assert runner.executables()[0].program is None
 
 
-def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = program(lambda x: [x.sin()], torch.ones(4))
 
     def refuse(*_: Any) -> None:
@@ -84,14 +84,14 @@ def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(runner([torch.ones(4)])[0], torch.ones(4).sin())
 
 
-def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's gradients of attention have one order of sums by this option alone."""
+def test_cuda_options_follow_torchs_settings_and_fall_back_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this option gives cuDNN's gradients of attention a fixed order of sums."""
     runner = program(lambda x: [x.sin()], torch.ones(4), xla={"xla_dump_to": "somewhere"})
     runner.unit.platform = "cuda"
-    given: list[dict[str, Any]] = []
+    used_options: list[dict[str, Any]] = []
 
     def refuse(lowered: Any, device: Any, options: dict[str, Any], *_: Any) -> None:
-        given.append(options)
+        used_options.append(options)
         raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes")
 
     internals.compiler(monkeypatch, refuse)
@@ -103,14 +103,14 @@ def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cub
                 compile_lowered(runner.unit, traced.lower(), traced, Settings.current("cuda"))
         finally:
             torch.use_deterministic_algorithms(False)
-    assert ["xla_gpu_exclude_nondeterministic_ops" in options for options in given] == [False, False, True, True]
-    assert [options.get("xla_gpu_enable_triton_gemm") for options in given] == [None, False, None, False]
-    assert {options["xla_dump_to"] for options in given} == {"somewhere"}
+    assert ["xla_gpu_exclude_nondeterministic_ops" in options for options in used_options] == [False, False, True, True]
+    assert [options.get("xla_gpu_enable_triton_gemm") for options in used_options] == [None, False, None, False]
+    assert {options["xla_dump_to"] for options in used_options} == {"somewhere"}
 
 
 @pytest.mark.parametrize("engine", [Xla, Retrace])
-def test_other_settings_are_another_program(engine: type[Xla | Retrace]) -> None:
-    """Their StableHLO may be the same: XLA's options differ."""
+def test_other_settings_need_another_program(engine: type[Xla | Retrace]) -> None:
+    """The StableHLO may be the same, but XLA's options differ."""
     runner = engine(Options()).runner(AtenGraph("graph", make_fx(lambda x: [x + 1])(torch.ones(4))))
     runner.unit.platform, runner._has_one_key = "cuda", False
     try:
@@ -123,16 +123,16 @@ def test_other_settings_are_another_program(engine: type[Xla | Retrace]) -> None
 
 
 def missing(problem: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """An implementation that calls what this machine does not have."""
+    """An implementation with a custom call that this machine does not have."""
     result: jax.Array = CONTRACTION.by_name["xla"].run(problem, x, y)
     return jax.ffi.ffi_call("there is no such call", result)(result)
 
 
 @pytest.mark.parametrize("engine", [Xla, Retrace])
-def test_what_a_machine_lacks_is_done_without(
+def test_implementation_that_the_machine_lacks_is_dropped(
     engine: type[Xla | Retrace], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once one implementation is refused, later sizes do without it at once. With another kind of error there is nothing to do without."""
+    """After one refusal, later sizes do not try the implementation. Other errors are raised."""
     implementation = Implementation("missing", missing, (), lambda problem: True, lambda problem: True, is_refusable=True)
     internals.implementations_of(monkeypatch, CONTRACTION, {"missing": implementation, **CONTRACTION.by_name})
     graph = AtenGraph("graph", make_fx(lambda x: [x @ x], tracing_mode="symbolic")(torch.ones(4, 4)))
@@ -152,7 +152,7 @@ def test_what_a_machine_lacks_is_done_without(
         runner([torch.ones(6, 6)])
 
 
-def test_threads_that_come_at_once_compile_once() -> None:
+def test_concurrent_calls_compile_once() -> None:
     runner = program(lambda x: [x.sin()], torch.ones(4))
     barrier, results = threading.Barrier(4), []
 
@@ -166,18 +166,18 @@ def test_threads_that_come_at_once_compile_once() -> None:
     for thread in threads:
         thread.join()
     torch.testing.assert_close(results, [torch.ones(4).sin()] * 4)
-    assert compiled() == 1
+    assert compilation_count() == 1
 
 
-def test_every_executable_is_dumped_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_each_executable_is_dumped_under_its_own_name(tmp_path: Path) -> None:
     runner = program(lambda x: [x.sin()], torch.ones(4), dump=str(tmp_path))
     for size in (2, 3, 2):
         runner([torch.ones(size)])
     assert {file.name.partition(".")[0] for file in tmp_path.iterdir()} == {"graph", "graph_2"}
 
 
-def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where XLA had been used before the fork. What it has compiled is left alone, and not called."""
+def test_forked_child_uses_torch_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA was used before the fork. Its programs are neither destroyed nor called in the child."""
     for fallback in ("kernel", "error"):
         runner = program(lambda x: [x.sin()], torch.ones(4), fallback=fallback)
         runner([torch.ones(4)])
@@ -188,18 +188,18 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
         assert runner.executables() == []
         internals.needed_fallbacks(monkeypatch)
         internals.xla_is_lost(monkeypatch)
-        before = compiled()
+        before = compilation_count()
         if fallback == "kernel":
             assert torch.equal(runner([torch.ones(4)])[0], torch.ones(4).sin())
         else:
             with pytest.raises(ForkError):
                 runner([torch.ones(4)])
-        assert compiled() == before
+        assert compilation_count() == before
         monkeypatch.undo()
 
 
-def test_a_program_for_a_gpu_leaves_inputs_alone_if_a_check_fails() -> None:
-    """What torch writes to inputs when the call is over, and nobody has looked at the checks. Compiled for the CPU here."""
+def test_failed_check_on_gpu_leaves_inputs_unchanged() -> None:
+    """torch writes to inputs after the call, before the checks are read. Here the program is compiled for the CPU."""
     x, index = torch.zeros(3), torch.tensor([0, 2])
     module = make_fx(lambda x, index: [x + 1, x[index]], tracing_mode="fake")(x, index)
     for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -220,22 +220,22 @@ def test_a_program_for_a_gpu_leaves_inputs_alone_if_a_check_fails() -> None:
         assert (new.tolist(), int(code)) == ([expected] * 3, len(facts.checks) * (1 - failed))
 
 
-@pytest.mark.parametrize(("missing", "gives", "trials"), [(1, True, 2), (1, False, 1), (2, True, 2)])
-def test_a_compilation_without_memory_is_repeated_once_if_torch_can_give_some(
-    missing: int, gives: bool, trials: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("failures", "torch_frees_memory", "trials"), [(1, True, 2), (1, False, 1), (2, True, 2)])
+def test_compilation_without_memory_is_repeated_if_torch_frees_some(
+    failures: int, torch_frees_memory: bool, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = program(lambda x: [x + 1], torch.ones(4))
-    tried: list[int] = []
-    right = programs.compile_lowered
+    attempts: list[int] = []
+    original = programs.compile_lowered
 
     def compile_lowered(*args: Any) -> programs.XlaProgram:
-        tried.append(len(tried))
-        if len(tried) <= missing:
+        attempts.append(len(attempts))
+        if len(attempts) <= failures:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: autotuning")
-        return right(*args)
+        return original(*args)
 
     internals.compiler(monkeypatch, compile_lowered)
-    internals.memory_to_give_back(monkeypatch, gives)
-    with contextlib.nullcontext() if missing < trials else pytest.raises(OutOfMemory):
+    internals.memory_to_give_back(monkeypatch, torch_frees_memory)
+    with contextlib.nullcontext() if failures < trials else pytest.raises(OutOfMemory):
         build(runner.unit, runner.unit.specialise([torch.ones(4)]))
-    assert len(tried) == trials
+    assert len(attempts) == trials

@@ -1,4 +1,4 @@
-"""What `dynaxla.explain` tells of functions, modules and steps, and that they are as before."""
+"""Tests of `dynaxla.explain`: the explanations of functions, modules and steps, and that state does not change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ seen: list[float] = []
 
 
 class Planted(nn.Module):
-    """One line of it computes a thousand times as much as the others."""
+    """A module with one line that computes a thousand times as much as the other lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,26 +39,26 @@ class Planted(nn.Module):
 
 
 def line_of(source: str) -> int:
-    """The number of the line of this file that has this text."""
+    """Returns the number of the line of this file that contains this text."""
     with open(__file__) as file:
         return next(number for number, row in enumerate(file, 1) if source in row)
 
 
-def test_a_module_is_told_of_and_as_before() -> None:
+def test_explanation_of_a_module() -> None:
     model, x = Planted(), torch.randn(768, 768)
     before, states = copy.deepcopy(model.state_dict()), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
     counted = metrics.snapshot()
     with torch.no_grad():
-        found = dynaxla.explain(model, x)
-    now = metrics.snapshot()
-    assert not found.error
-    assert not found.breaks
-    assert found.name == "Planted"
-    (graph,) = found.graphs
+        explanation = dynaxla.explain(model, x)
+    counts = metrics.snapshot()
+    assert not explanation.error
+    assert not explanation.breaks
+    assert explanation.name == "Planted"
+    (graph,) = explanation.graphs
     (program,) = graph.programs
-    assert len(found.captured) == now["graphs"] - counted.get("graphs", 0) == 1
-    assert now["compile"] - counted.get("compile", 0) == len(graph.programs)
-    assert program.runs == now["calls"] - counted.get("calls", 0) >= 2
+    assert len(explanation.captured) == counts["graphs"] - counted.get("graphs", 0) == 1
+    assert counts["compile"] - counted.get("compile", 0) == len(graph.programs)
+    assert program.runs == counts["calls"] - counted.get("calls", 0) >= 2
     assert graph.ops["aten.mm.default"] == graph.ops["aten.sin.default"] == 1
     assert graph.kinds["matmul"] == 1
     assert graph.parameters[0] == 2
@@ -69,61 +69,64 @@ def test_a_module_is_told_of_and_as_before() -> None:
     assert program.seconds.keys() >= {"trace", "lower", "compile"}
     assert any(implementation.op == "contraction" and implementation.others for implementation in graph.implementations)
     assert not graph.copies
-    costliest = found.costs[0]
+    costliest = explanation.costs[0]
     assert (costliest.line.number, costliest.line.function) == (line_of("# the costliest"), "forward")
     assert costliest.line.source.startswith("z = x @ self.weight")
     assert costliest.share > 0.5
-    assert sum(cost.share for cost in found.costs) + (found.unplaced or 0) == pytest.approx(1)
-    assert sum(found.phases.values()) == pytest.approx(found.seconds, rel=0.2)
-    assert any(advice.line == costliest.line for advice in found.advice)
+    assert sum(cost.share for cost in explanation.costs) + (explanation.unplaced or 0) == pytest.approx(1)
+    assert sum(explanation.phases.values()) == pytest.approx(explanation.seconds, rel=0.2)
+    assert any(advice.line == costliest.line for advice in explanation.advice)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
     assert not events.has_listeners()
 
 
-def alone(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def unfused(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     larger = x + 1  # nothing to fuse
     return larger, y[:, None] * 2
 
 
-def test_a_graph_that_torch_runs_has_times_and_lines() -> None:
+def test_graph_run_by_torch_has_times_and_lines() -> None:
     x, y = torch.randn(1 << 22), torch.randn(1 << 16)
-    found = dynaxla.explain(alone, x, y)
-    (graph,) = found.graphs
+    explanation = dynaxla.explain(unfused, x, y)
+    (graph,) = explanation.graphs
     (program,) = graph.programs
     assert program.is_by_torch
     assert program.memory is None
     assert program.runs >= 2
     assert program.later_seconds is not None
-    assert found.later_seconds is not None
-    assert 0 < found.torch_seconds < found.later_seconds
-    assert not found.xla_seconds
-    first, second = found.costs
-    assert {first.line.number, second.line.number} == {line_of("# nothing to fuse"), line_of("return larger")}  # a busy machine swaps them
+    assert explanation.later_seconds is not None
+    assert 0 < explanation.torch_seconds < explanation.later_seconds
+    assert not explanation.xla_seconds
+    first, second = explanation.costs
+    assert {first.line.number, second.line.number} == {
+        line_of("# nothing to fuse"),
+        line_of("return larger"),
+    }  # in any order on a busy machine
     assert first.what == second.what == (formatting.BY_TORCH,)
     assert first.share > second.share > 0
-    assert first.seconds + second.seconds <= program.later_seconds * 1.001, "the middle one of a few runs"
-    assert found.unplaced == 0
+    assert first.seconds + second.seconds <= program.later_seconds * 1.001, "times are medians of a few runs"
+    assert explanation.unplaced == 0
     assert formatting.program_row(program)[0] == formatting.BY_TORCH
-    assert f"on {formatting.BY_TORCH}" in " ".join(str(found).split())
-    assert dict(formatting.summary(found))["run by torch, with nothing to fuse"] == "1 graph"
-    assert dict(formatting.summary(found))["compiled"] == "0 programs"
+    assert f"on {formatting.BY_TORCH}" in " ".join(str(explanation).split())
+    assert dict(formatting.summary(explanation))["run by torch, with nothing to fuse"] == "1 graph"
+    assert dict(formatting.summary(explanation))["compiled"] == "0 programs"
     assert [
         (implementation.op, implementation.implementation, implementation.others, implementation.is_measurable)
         for implementation in graph.implementations
     ] == [("graph", "torch", ("xla",), False)]
 
 
-def test_what_torch_raises_in_such_a_graph_is_eager_modes() -> None:
+def test_error_in_a_graph_run_by_torch_is_that_of_eager_mode() -> None:
     x, index = torch.randn(1 << 17), torch.tensor([1 << 17])
     with pytest.raises(IndexError) as expected:
         torch.index_select(x, 0, index)
-    found = dynaxla.explain(lambda x, index: torch.index_select(x, 0, index), x, index)
-    assert found.error == f"IndexError: {expected.value}"
+    explanation = dynaxla.explain(lambda x, index: torch.index_select(x, 0, index), x, index)
+    assert explanation.error == f"IndexError: {expected.value}"
 
 
-def test_implementations_that_are_wanted_are_not_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_implementation_is_not_measurable(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64, 64)
     for forced, is_measurable in ("", True), ("contraction=xla", False):
         monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", forced)
@@ -137,7 +140,7 @@ def test_implementations_that_are_wanted_are_not_to_be_measured(monkeypatch: pyt
         assert [implementation.is_measurable for implementation in implementations] == [is_measurable]
 
 
-def test_engines_that_were_decided_before_are_told() -> None:
+def test_explanation_shows_an_earlier_choice_of_engine() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x @ x).relu()
 
@@ -152,7 +155,7 @@ def test_engines_that_were_decided_before_are_told() -> None:
         (other,) = dynaxla.explain(compiled, torch.ones(11, 11)).graphs
     assert graph.engine == engine_decisions.verdicts()[0]["chosen"]
     assert graph.engine_note.startswith("decided in calls before these; the fastest")
-    assert other.engine == "not decided yet", "of other sizes nothing is known"
+    assert other.engine == "not decided yet", "the choice is only for one size"
     engine_decisions.reset()
 
 
@@ -170,20 +173,20 @@ def draw() -> float:
     return random.random() + float(np.random.rand())
 
 
-def test_breaks_have_their_lines_and_remedies() -> None:
-    found = dynaxla.explain(breaks, torch.ones(8))
-    lines = {item.line.number: item for item in found.breaks if item.line is not None}
+def test_graph_breaks_have_lines_and_advice() -> None:
+    explanation = dynaxla.explain(breaks, torch.ones(8))
+    lines = {item.line.number: item for item in explanation.breaks if item.line is not None}
     assert {line_of("seen.append("), line_of("+ draw()"), line_of("if z.sum()")} <= lines.keys()
     assert lines[line_of("if z.sum()")].reason == "Data-dependent branching"
-    advised = [(advice.line.number, advice.what) for advice in found.advice if advice.line is not None]
-    assert any(number == line_of("if z.sum()") and "torch.where" in what for number, what in advised)
-    assert any(number == line_of("+ draw()") and "torch.compiler.disable" in what for number, what in advised)
-    assert not seen, "a global list is as before"
-    assert len(found.captured) >= 3
+    advised = [(advice.line.number, advice.what) for advice in explanation.advice if advice.line is not None]
+    assert any(number == line_of("if z.sum()") and "torch.where" in text for number, text in advised)
+    assert any(number == line_of("+ draw()") and "torch.compiler.disable" in text for number, text in advised)
+    assert not seen, "a global list was changed"
+    assert len(explanation.captured) >= 3
 
 
 @pytest.mark.parametrize("way", ["function", "module", "itself"])
-def test_what_is_compiled_stays_as_it_is(way: str) -> None:
+def test_explain_keeps_compiled_functions(way: str) -> None:
     model = nn.Linear(4, 4)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -198,20 +201,20 @@ def test_what_is_compiled_stays_as_it_is(way: str) -> None:
     with torch.no_grad():
         expected = compiled(x)
         graphs = metrics.snapshot()["graphs"]
-        found = dynaxla.explain(compiled, x)
-        again = dynaxla.explain(compiled, x)
+        explanation = dynaxla.explain(compiled, x)
+        second_explanation = dynaxla.explain(compiled, x)
         assert metrics.snapshot()["graphs"] == graphs + 2
         assert torch.equal(compiled(x), expected)
         compiled(torch.randn(3, 4))
-    assert metrics.snapshot()["graphs"] == graphs + 2, "nothing was compiled anew"
-    (graph,) = found.graphs
-    assert graph.ops == again.graphs[0].ops
-    assert len(again.graphs) == 1
+    assert metrics.snapshot()["graphs"] == graphs + 2, "a graph was compiled again"
+    (graph,) = explanation.graphs
+    assert graph.ops == second_explanation.graphs[0].ops
+    assert len(second_explanation.graphs) == 1
     if way != "itself":
         assert {implementation.implementation for implementation in graph.implementations if implementation.op == "contraction"} == {"xla"}
 
 
-def test_a_step_is_told_of_and_its_state_is_as_before() -> None:
+def test_explanation_of_a_step_restores_state() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
@@ -225,22 +228,22 @@ def test_a_step_is_told_of_and_its_state_is_as_before() -> None:
 
     x = torch.randn(16, 8)
     before = copy.deepcopy(model.state_dict())
-    found = dynaxla.explain(step, x)
-    assert all(captured.is_step for captured in found.captured)
-    assert not found.ways
+    explanation = dynaxla.explain(step, x)
+    assert all(captured.is_step for captured in explanation.captured)
+    assert not explanation.ways
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not optimizer.state
     assert all(parameter.grad is None for parameter in model.parameters())
     step(x)
     state = copy.deepcopy(optimizer.state_dict())
     dynaxla.explain(step, x)
-    now = optimizer.state_dict()
-    assert now["state"].keys() == state["state"].keys()
-    for number, values in now["state"].items():
+    current_state = optimizer.state_dict()
+    assert current_state["state"].keys() == state["state"].keys()
+    for number, values in current_state["state"].items():
         assert all(torch.equal(value, state["state"][number][name]) for name, value in values.items())
 
 
-def test_a_step_in_eager_mode_says_so() -> None:
+def test_explanation_of_a_step_in_eager_mode() -> None:
     weight = torch.randn(4, requires_grad=True)
     losses: list[float] = []
 
@@ -250,14 +253,14 @@ def test_a_step_in_eager_mode_says_so() -> None:
         loss.backward()
         losses.append(loss.item())
 
-    found = dynaxla.explain(step)
-    assert any("in eager mode" in way for way in found.ways)
-    assert any("recorded as one program" in advice.what for advice in found.advice)
+    explanation = dynaxla.explain(step)
+    assert any("in eager mode" in way for way in explanation.ways)
+    assert any("recorded as one program" in advice.what for advice in explanation.advice)
     assert not losses
     assert weight.grad is None
 
 
-def test_a_forward_and_backward_pass() -> None:
+def test_explanation_of_forward_and_backward_pass() -> None:
     model = nn.Linear(4, 1)
 
     def train(x: torch.Tensor) -> torch.Tensor:
@@ -265,29 +268,29 @@ def test_a_forward_and_backward_pass() -> None:
         loss.backward()
         return loss
 
-    found = dynaxla.explain(train, torch.randn(3, 4))
-    assert {graph.phase for graph in found.graphs} == {"forward", "backward"}
-    assert any("compile_step" in advice.what for advice in found.advice)
+    explanation = dynaxla.explain(train, torch.randn(3, 4))
+    assert {graph.phase for graph in explanation.graphs} == {"forward", "backward"}
+    assert any("compile_step" in advice.what for advice in explanation.advice)
     assert model.weight.grad is None
 
 
-def test_copies_are_told_with_their_reasons() -> None:
+def test_copies_of_inputs_have_reasons() -> None:
     rows, misaligned = torch.randn(64, 128)[:, ::2], torch.randn(1001)[1:]
-    found = dynaxla.explain(lambda x, y: x.sin().sum() + y.sum(), rows, misaligned)
-    copies = {copy.argument: copy for graph in found.graphs for copy in graph.copies}
+    explanation = dynaxla.explain(lambda x, y: x.sin().sum() + y.sum(), rows, misaligned)
+    copies = {copy.argument: copy for graph in explanation.graphs for copy in graph.copies}
     assert "strides" in copies["x"].reason
     assert copies["x"].bytes == rows.nbytes
     assert "aligned" in copies["y"].reason
     assert copies["y"].later >= 1
-    assert {"contiguous" in advice.what or "slice" in advice.what for advice in found.advice} >= {True}
+    assert {"contiguous" in advice.what or "slice" in advice.what for advice in explanation.advice} >= {True}
 
 
-def test_sizes_that_change_are_advised_about() -> None:
-    found = dynaxla.explain(lambda a, b, c: [inner(x) for x in (a, b, c)], *(torch.randn(n, 4) for n in (2, 3, 4)))
-    assert any(item.line.function == "inner" and "size mismatch" in item.reason for item in found.recompilations)
-    assert any("mark_dynamic" in advice.what for advice in found.advice)
-    programs = [program for graph in found.graphs for program in graph.programs if program.sizes]
-    assert programs, "the second capture has open sizes"
+def test_changing_sizes_have_advice() -> None:
+    explanation = dynaxla.explain(lambda a, b, c: [inner(x) for x in (a, b, c)], *(torch.randn(n, 4) for n in (2, 3, 4)))
+    assert any(item.line.function == "inner" and "size mismatch" in item.reason for item in explanation.recompilations)
+    assert any("mark_dynamic" in advice.what for advice in explanation.advice)
+    programs = [program for graph in explanation.graphs for program in graph.programs if program.sizes]
+    assert programs, "the second capture has dynamic sizes"
 
 
 def inner(x: torch.Tensor) -> torch.Tensor:
@@ -296,7 +299,7 @@ def inner(x: torch.Tensor) -> torch.Tensor:
     return y.cos()
 
 
-def test_an_error_is_told_and_all_is_as_before() -> None:
+def test_explanation_of_an_error_restores_state() -> None:
     x = torch.ones(3)
 
     def fails(x: torch.Tensor) -> torch.Tensor:
@@ -304,41 +307,41 @@ def test_an_error_is_told_and_all_is_as_before() -> None:
         seen.append(1.0)
         raise ValueError("<its own>")
 
-    found = dynaxla.explain(fails, x)
-    assert found.error == "ValueError: <its own>"
-    assert found.advice[0].what.startswith("Fix this error")
-    assert "&lt;its own&gt;" in found.html()
+    explanation = dynaxla.explain(fails, x)
+    assert explanation.error == "ValueError: <its own>"
+    assert explanation.advice[0].what.startswith("Fix this error")
+    assert "&lt;its own&gt;" in explanation.html()
     assert torch.equal(x, torch.ones(3))
     assert not seen
     assert not events.has_listeners()
 
 
-def test_a_later_call_may_fail() -> None:
+def test_error_in_a_later_call_is_a_note() -> None:
     cache = torch.zeros(3)
-    place = [0]
+    position = [0]
 
     def writes(x: torch.Tensor) -> torch.Tensor:
-        if place[0] == 1:
+        if position[0] == 1:
             raise IndexError("full")
-        place[0] += 1
-        cache[place[0]] = x.sum()
+        position[0] += 1
+        cache[position[0]] = x.sum()
         return x * 2
 
-    found = dynaxla.explain(writes, torch.ones(2))
-    assert not found.error
-    assert any("full" in note for note in found.notes)
-    assert place == [0]
+    explanation = dynaxla.explain(writes, torch.ones(2))
+    assert not explanation.error
+    assert any("full" in note for note in explanation.notes)
+    assert position == [0]
     assert torch.equal(cache, torch.zeros(3))
 
 
 @pytest.mark.parametrize("function", [lambda: 3, lambda: print("no tensor"), lambda: draw()])
-def test_nothing_that_is_compiled(function: Callable[[], Any]) -> None:
-    found = dynaxla.explain(function)
-    assert not found.captured
-    assert not found.costs
-    assert any("torch.compile" in advice.what for advice in found.advice)
-    assert "<html" in found.html()
-    assert found.name in str(found)
+def test_explanation_without_compiled_code(function: Callable[[], Any]) -> None:
+    explanation = dynaxla.explain(function)
+    assert not explanation.captured
+    assert not explanation.costs
+    assert any("torch.compile" in advice.what for advice in explanation.advice)
+    assert "<html" in explanation.html()
+    assert explanation.name in str(explanation)
 
 
 def test_other_backends_are_refused() -> None:
@@ -350,7 +353,7 @@ def test_other_backends_are_refused() -> None:
         dynaxla.explain(3)  # type: ignore[arg-type]
 
 
-def test_other_threads_are_not_told_of_and_own_ones_are() -> None:
+def test_explanation_has_own_threads_but_no_others() -> None:
     begin, done = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -368,15 +371,15 @@ def test_other_threads_are_not_told_of_and_own_ones_are() -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
-    found = dynaxla.explain(lambda x: own(x), torch.ones(4))
+    explanation = dynaxla.explain(lambda x: own(x), torch.ones(4))
     thread.join()
-    assert not found.error
-    ops = {op for graph in found.graphs for op in graph.ops}
+    assert not explanation.error
+    ops = {op for graph in explanation.graphs for op in graph.ops}
     assert ops == {"aten.cosh.default"}
 
 
-def test_names_and_places_of_a_sequence_of_modules() -> None:
-    """It has no line of the user's: modules are the places, and the forward's argument gives its name."""
+def test_names_and_lines_of_a_sequence_of_modules() -> None:
+    """No line of the user's code runs: costs have modules instead of lines, and inputs the names of forward's arguments."""
     net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
 
     def train(batch: torch.Tensor) -> torch.Tensor:
@@ -385,22 +388,22 @@ def test_names_and_places_of_a_sequence_of_modules() -> None:
         return loss
 
     with torch.no_grad():
-        found = dynaxla.explain(net, torch.randn(16, 32))
-    (graph,) = found.graphs
+        explanation = dynaxla.explain(net, torch.randn(16, 32))
+    (graph,) = explanation.graphs
     assert [tensor.name for tensor in graph.inputs] == ["input"]
-    assert str(found.captured[0].line) == 'module "0" (Linear)'
-    assert {str(cost.line) for cost in found.costs} <= {'module "0" (Linear)', 'module "1" (GELU)', 'module "2" (Linear)'}
-    assert found.costs
-    assert "external_utils" not in str(found)
-    assert len(repr(found)) < 120
-    assert repr(found).startswith("<Explanation of Sequential: 1 graph")
+    assert str(explanation.captured[0].line) == 'module "0" (Linear)'
+    assert {str(cost.line) for cost in explanation.costs} <= {'module "0" (Linear)', 'module "1" (GELU)', 'module "2" (Linear)'}
+    assert explanation.costs
+    assert "external_utils" not in str(explanation)
+    assert len(repr(explanation)) < 120
+    assert repr(explanation).startswith("<Explanation of Sequential: 1 graph")
     trained = dynaxla.explain(train, torch.randn(16, 32))
     names = [tensor.name for graph in trained.graphs for tensor in (*graph.inputs, *graph.outputs)]
     assert not any(name.startswith(("primals", "tangents", "args")) for name in names), names
     assert "the gradient of net.0.weight" in names
 
 
-def test_a_notebooks_cell_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_of_a_notebook_names_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     def format_code_name(file: str) -> tuple[str, str] | None:
         return ("Cell", "In[4]") if file == "/tmp/ipykernel_1/2.py" else None
 

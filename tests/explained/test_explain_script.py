@@ -1,4 +1,4 @@
-"""A script run as Python runs it, and what is told of it."""
+"""Tests of `dynaxla explain SCRIPT`: the script runs as in Python, and the explanation has all that it compiles."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ print("arguments", sys.argv)
 """
 
 
-Done = subprocess.CompletedProcess[str]
+Process = subprocess.CompletedProcess[str]
 
 
-def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *arguments: str) -> tuple[Done, Done]:
-    """A script run by `dynaxla explain`, and by Python."""
+def run_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *arguments: str) -> tuple[Process, Process]:
+    """Runs a script with `dynaxla explain`, and with Python alone. Returns both processes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").touch()
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(folder=str(tmp_path.resolve()), file=str(file), end=end))
-    mine = completed("from dynaxla.cli import main; main()", ["explain", "script.py", *arguments])
+    explained = completed("from dynaxla.cli import main; main()", ["explain", "script.py", *arguments])
     command = [sys.executable, "script.py", *arguments]
-    pythons = subprocess.run(command, env=found_here(), capture_output=True, text=True, check=False)
-    assert "What to do next" in mine.stdout, mine.stderr
+    plain = subprocess.run(command, env=found_here(), capture_output=True, text=True, check=False)
+    assert "What to do next" in explained.stdout, explained.stderr
     assert (tmp_path / "explain.html").read_text().startswith("<!DOCTYPE html>")
-    return mine, pythons
+    return explained, plain
 
 
-def test_a_script_gets_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, pythons = run_script(tmp_path, monkeypatch, "sys.exit(7)", "--flag", "1", "--platform", "--help", "--", "-x")
-    assert pythons.returncode == 7, pythons.stderr
-    assert mine.returncode == 7
-    assert mine.stdout.splitlines()[0] == pythons.stdout.splitlines()[0]
-    assert "'--help', '--', '-x'" in mine.stdout
+def test_script_gets_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explained, plain = run_both_ways(tmp_path, monkeypatch, "sys.exit(7)", "--flag", "1", "--platform", "--help", "--", "-x")
+    assert plain.returncode == 7, plain.stderr
+    assert explained.returncode == 7
+    assert explained.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
+    assert "'--help', '--', '-x'" in explained.stdout
 
 
-def test_a_failing_script_looks_as_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, pythons = run_script(tmp_path, monkeypatch, "raise ValueError('its own')")
-    assert (mine.returncode, mine.stderr) == (pythons.returncode, pythons.stderr)
-    assert "its own" in mine.stderr
+def test_failing_script_prints_pythons_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explained, plain = run_both_ways(tmp_path, monkeypatch, "raise ValueError('its own')")
+    assert (explained.returncode, explained.stderr) == (plain.returncode, plain.stderr)
+    assert "its own" in explained.stderr
 
 
-def test_a_script_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+def test_run_script_restores_sys_path_argv_and_main(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    rude = "import sys\nsys.path.clear()\nsys.argv = []\nsys.exit('told')"
-    for source, code in {rude: "told", "": 0, "raise SystemExit": None, "raise KeyboardInterrupt": 130}.items():
+    clears_path = "import sys\nsys.path.clear()\nsys.argv = []\nsys.exit('told')"
+    for source, code in {clears_path: "told", "": 0, "raise SystemExit": None, "raise KeyboardInterrupt": 130}.items():
         script.write_text(source)
         before = list(sys.argv), list(sys.path), sys.modules["__main__"]
         assert explain_script.run_script(script, ["-x"]) == code
         assert (list(sys.argv), list(sys.path), sys.modules["__main__"]) == before
 
 
-def test_a_safe_path_has_no_folder_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safe_path_omits_the_scripts_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nsys.exit(sys.path[0])")
     assert explain_script.run_script(script, []) == str(tmp_path.resolve())
@@ -74,13 +74,13 @@ def test_a_safe_path_has_no_folder_of_the_script(tmp_path: Path, monkeypatch: py
         assert explain_script.run_script(script, []) == sys.path[0]
 
 
-def test_a_script_is_read_in_its_encoding(tmp_path: Path) -> None:
+def test_script_is_read_in_its_encoding(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_bytes("# coding: latin-1\nassert 'ä' == chr(0xE4)\n".encode("latin-1"))
     assert explain_script.run_script(script, []) == 0
 
 
-TWO = """
+FAILING_SCRIPT = """
 import sys
 import torch
 import dynaxla
@@ -103,22 +103,22 @@ raise RuntimeError("after all")
 """
 
 
-def test_all_that_a_script_compiles_is_told_also_if_it_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explanation_of_a_failing_script_has_all_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "two.py"
-    script.write_text(TWO % (tmp_path / "cache"))
-    found, code = explain_script.explain_script(script, [])
+    script.write_text(FAILING_SCRIPT % (tmp_path / "cache"))
+    explanation, code = explain_script.explain_script(script, [])
     assert code == 1
     assert "after all" in capsys.readouterr().err
-    assert found.error == "it exits with 1"
-    assert [captured.is_step for captured in found.captured] == [False, True, False]
-    (program,) = found.captured[0].graphs[0].programs
+    assert explanation.error == "it exits with 1"
+    assert [captured.is_step for captured in explanation.captured] == [False, True, False]
+    (program,) = explanation.captured[0].graphs[0].programs
     assert program.runs == 5
-    assert found.costs[0].line.source == "return (x @ x).relu()"
-    assert found.is_script
-    assert "XLA's programs in all" in str(found)
+    assert explanation.costs[0].line.source == "return (x @ x).relu()"
+    assert explanation.is_script
+    assert "XLA's programs in all" in str(explanation)
 
 
-COMPETING = """
+SCRIPT_WITH_ENGINES = """
 import torch
 
 def first(x):
@@ -131,17 +131,17 @@ with torch.no_grad():
 """
 
 
-def test_which_engine_was_taken_is_told(tmp_path: Path) -> None:
+def test_explanation_of_a_script_has_the_chosen_engine(tmp_path: Path) -> None:
     engine_decisions.reset()
     script = tmp_path / "competing.py"
-    told = []
+    graphs = []
     for calls in (1, 500):
-        script.write_text(COMPETING % calls)
-        found, code = explain_script.explain_script(script, [])
+        script.write_text(SCRIPT_WITH_ENGINES % calls)
+        explanation, code = explain_script.explain_script(script, [])
         assert code == 0
-        told.append(found.captured[0].graphs[0])
-    assert told[0].engine == "not decided yet"
+        graphs.append(explanation.captured[0].graphs[0])
+    assert graphs[0].engine == "not decided yet"
     verdict = engine_decisions.verdicts()[-1]
-    assert told[1].engine == verdict["chosen"]
-    assert told[1].engine_note.startswith(verdict["why"])
+    assert graphs[1].engine == verdict["chosen"]
+    assert graphs[1].engine_note.startswith(verdict["why"])
     engine_decisions.reset()

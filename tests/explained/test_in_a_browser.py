@@ -1,4 +1,4 @@
-"""Pages of real models, opened in Chromium: `make explain-pages`."""
+"""Tests of the pages of real models in Chromium: `make explain-pages`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def browser() -> Iterator[Any]:
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,900"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield found
-    found.quit()
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
 
 
 def resnet() -> Explanation:
@@ -72,17 +72,17 @@ SECTIONS = {"next", "lines", "phases", "graphs"}
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("make", [resnet, with_breaks, training], ids=lambda make: make.__name__)
-def test_the_page_is_whole(browser: Any, tmp_path: Path, make: Any, dark: bool) -> None:
-    found = made(make)
-    path = found.save(tmp_path / "page.html")
+def test_page_is_complete(browser: Any, tmp_path: Path, make: Any, dark: bool) -> None:
+    explanation = explanation_of(make)
+    path = explanation.save(tmp_path / "page.html")
     assert path.stat().st_size < 1 << 20
     browser.get_log("performance")
     features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.execute_cdp_cmd("Network.enable", {})
     browser.get(path.as_uri())
-    assert browser.title == f"dynaxla explains {found.name}"
-    assert SECTIONS | ({"breaks"} if found.breaks else set()) <= {
+    assert browser.title == f"dynaxla explains {explanation.name}"
+    assert SECTIONS | ({"breaks"} if explanation.breaks else set()) <= {
         item.get_attribute("id") for item in browser.find_elements("tag name", "section")
     }
     for link in browser.find_elements("css selector", "nav a"):
@@ -91,39 +91,39 @@ def test_the_page_is_whole(browser: Any, tmp_path: Path, make: Any, dark: bool) 
         (target,) = browser.find_elements("id", name)
         top = browser.execute_script("return arguments[0].getBoundingClientRect().top", target)
         end = browser.execute_script("return window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 2")
-        assert abs(top) < 2 or end, f"{name} is not where its link leads"
+        assert abs(top) < 2 or end, f"the link to {name} does not lead to it"
     pictures = browser.find_elements("tag name", "svg")
     assert len(pictures) == 2
     for picture in pictures:
         assert picture.size["width"] > 300
         assert picture.size["height"] >= 24
         assert all(bar.size["width"] > 0 for bar in picture.find_elements("css selector", "rect.bar"))
-    widest = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert widest <= 0, "the page is wider than its window"
-    ink, paper = (sum(colour(browser, name)) for name in ("color", "background-color"))
-    assert (ink > paper) == dark
+    overflow = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert overflow <= 0, "the page is wider than its window"
+    text_color, background = (sum(colour(browser, name)) for name in ("color", "background-color"))
+    assert (text_color > background) == dark
     assert not [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-    asked = [entry["message"] for entry in browser.get_log("performance") if 'requestWillBeSent"' in entry["message"]]
-    assert asked, "the page itself is asked for"
-    assert not [message for message in asked if '"url":"http' in message]
+    requests = [entry["message"] for entry in browser.get_log("performance") if 'requestWillBeSent"' in entry["message"]]
+    assert requests, "the request for the page itself is missing"
+    assert not [message for message in requests if '"url":"http' in message]
     shown = browser.find_element("tag name", "body").text
-    for cost in found.costs:
+    for cost in explanation.costs:
         assert str(cost.line) in shown
-    for graph in found.graphs:
+    for graph in explanation.graphs:
         assert graph.name in shown
     assert len(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
 
 
-_made: dict[Any, Explanation] = {}
+_explanations: dict[Any, Explanation] = {}
 
 
-def made(make: Any) -> Explanation:
-    """Once for both colours."""
-    if make not in _made:
-        _made[make] = make()
-        assert _made[make].costs
-        assert not _made[make].error
-    return _made[make]
+def explanation_of(make: Any) -> Explanation:
+    """Returns the explanation, which is made once for both colour schemes."""
+    if make not in _explanations:
+        _explanations[make] = make()
+        assert _explanations[make].costs
+        assert not _explanations[make].error
+    return _explanations[make]
 
 
 def colour(browser: Any, name: str) -> list[int]:

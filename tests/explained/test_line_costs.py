@@ -1,4 +1,4 @@
-"""Which line an instruction of XLA's is of, and what XLA's profile says of programs."""
+"""Tests of the attribution of XLA's instructions and profile to lines."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ ENTRY %main (a: f32[8,4]) -> f32[4,8] {
 """
 
 
-def test_time_of_a_fusion_is_divided_by_what_its_lines_compute() -> None:
+def test_time_of_a_fusion_is_divided_among_its_lines() -> None:
     text = HloText(TEXT)
     assert text.line_shares("fusion.1") == {3: pytest.approx(2 / 3), 5: pytest.approx(1 / 3)}
     assert text.line_shares("product") == {6: 1}
 
 
-def test_what_moves_numbers_is_of_the_line_that_made_them_and_other_helpers_of_none() -> None:
+def test_copies_have_the_line_of_their_operand_and_helpers_have_none() -> None:
     text = HloText(TEXT)
     assert text.line_shares("copy_fusion") == {5: 1}
     assert text.line_shares("helper") == {-1: 1}
 
 
-def test_events_are_instructions() -> None:
+def test_instructions_of_events() -> None:
     text = HloText(TEXT)
     assert text.instruction_of("product__onednn$matmul") == "product"
     assert text.instruction_of("fusion.1") == "fusion.1"

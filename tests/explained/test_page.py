@@ -1,4 +1,4 @@
-"""The page and the text: everything is in them, links lead somewhere, and no name is markup."""
+"""Tests of the page and the text of an explanation: they are complete, links have targets, and names are escaped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from dynaxla.explained.explanation import (
     Tensor,
 )
 
-NASTY = '<script>alert("x")</script>&amp;'
+MARKUP = '<script>alert("x")</script>&amp;'
 VOID = {"meta", "link", "br"}
 
 
-class Read(HTMLParser):
-    """A page's elements. It fails for an element that is not closed, or closed in another's place."""
+class PageParser(HTMLParser):
+    """Collects a page's elements. Fails for an element that is not closed, or closed in the wrong order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -79,62 +79,62 @@ def example(name: str = "model") -> Explanation:
         fallbacks=(Fallback("lib.op", "it has no lowering", "model.py:3", 2),),
         copies=(Copy(name, "its memory is not aligned to 64 bytes", 1 << 20, 1, 3), Copy("w", "strides (1,) leave gaps", 4, 1, 0)),
     )  # fmt: skip
-    found = Explanation(
+    explanation = Explanation(
         name=name, captured=(CapturedGraph(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
         breaks=(Break(line, f"{name} breaks", "why", (name,), 2),), recompilations=(Recompilation(line, "tensor 'x' size mismatch"),),
         phases={"TorchDynamo": 1.0, "XLA's compiler": 3.0}, seconds=4.5, later_seconds=2e-3, xla_seconds=1e-3,
         costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1, ways=(f"{name} runs in eager mode: it prints",), notes=(name,),
         versions="dynaxla 0.1.0", error=name,
     )  # fmt: skip
-    return replace(found, advice=advise(found))
+    return replace(explanation, advice=advise(explanation))
 
 
-def test_the_page_stands_alone() -> None:
+def test_page_needs_no_other_files() -> None:
     page = example().html()
-    read = Read(page)
-    assert not read.tags.keys() & {"script", "img", "iframe", "object", "embed", "base"}
-    anchors = [link for link in read.links if link != "data:,"]
+    parsed = PageParser(page)
+    assert not parsed.tags.keys() & {"script", "img", "iframe", "object", "embed", "base"}
+    anchors = [link for link in parsed.links if link != "data:,"]
     assert anchors
-    assert {link.removeprefix("#") for link in anchors} <= set(read.ids)
-    assert len(set(read.ids)) == len(read.ids)
+    assert {link.removeprefix("#") for link in anchors} <= set(parsed.ids)
+    assert len(set(parsed.ids)) == len(parsed.ids)
     assert "http" not in page
     assert "url(" not in page
     assert "@import" not in page
-    assert read.tags["svg"] == 2
+    assert parsed.tags["svg"] == 2
     for needed in ("color-scheme: light dark", "prefers-color-scheme: dark", "@media print"):
         assert needed in page
 
 
 @pytest.mark.parametrize("form", ["text", "page"])
-def test_everything_is_told(form: str) -> None:
-    found = example()
-    told = " ".join((str(found) if form == "text" else Read(found.html()).text).split())
+def test_text_and_page_are_complete(form: str) -> None:
+    explanation = example()
+    text = " ".join((str(explanation) if form == "text" else PageParser(explanation.html()).text).split())
     for expected in (
         "4.5 s", "2 ms", "model.py:41, in model", "y = x @ model", "90.0%", "10.0%", "oneDNN matmul", "2 mm", "model breaks", "s0 = 8",
         "1.5 s", "3.0 MiB", "2.0 KiB", "250 ms", "xla (not measured)", "measured: xla 1 ms, onednn refused", "it has no lowering",
         "1.0 MiB", "aligned to 64 bytes", "size mismatch", "it prints", "TorchDynamo", "dynaxla 0.1.0", "3 (4.0 KiB)",
         "model f32[8] (32 B)",
     ):  # fmt: skip
-        assert expected in told, expected
-    for advice in found.advice:
-        assert " ".join(advice.what.split()) in told or form == "text"
+        assert expected in text, expected
+    for advice in explanation.advice:
+        assert " ".join(advice.what.split()) in text or form == "text"
 
 
-def test_names_are_no_markup() -> None:
-    found = example(NASTY)
-    page = found.html()
+def test_names_are_escaped() -> None:
+    explanation = example(MARKUP)
+    page = explanation.html()
     assert "<script" not in page
-    assert Read(page).tags == Read(example().html()).tags
-    assert NASTY in Read(page).text
-    framed = found._repr_html_()
+    assert PageParser(page).tags == PageParser(example().html()).tags
+    assert MARKUP in PageParser(page).text
+    framed = explanation._repr_html_()
     assert "<script" not in framed
-    assert Read(framed).tags == {"iframe": 1}
+    assert PageParser(framed).tags == {"iframe": 1}
     assert "[bold]" in str(example("[bold]"))
 
 
-def test_advice_says_what_applies() -> None:
-    found = example()
-    whats = " | ".join(advice.what for advice in found.advice)
+def test_advice_depends_on_the_explanation() -> None:
+    explanation = example()
+    whats = " | ".join(advice.what for advice in explanation.advice)
     for part in (
         "Fix this error",
         "mark_dynamic",
@@ -145,27 +145,27 @@ def test_advice_says_what_applies() -> None:
         "one program",
     ):
         assert part in whats, part
-    nothing = replace(
-        found, captured=(), breaks=(), recompilations=(), costs=(), ways=(), error="", later_seconds=None, xla_seconds=None, phases={}
+    empty = replace(
+        explanation, captured=(), breaks=(), recompilations=(), costs=(), ways=(), error="", later_seconds=None, xla_seconds=None, phases={}
     )
-    (only,) = advise(nothing)
-    assert "torch.compile" in only.what
+    (advice_item,) = advise(empty)
+    assert "torch.compile" in advice_item.what
 
 
-def test_what_cannot_be_measured_is_not_advised_to_be() -> None:
-    found = replace(example(), error="", xla_seconds=1.0, later_seconds=1.0)
-    (captured,) = found.captured
+def test_tuning_is_not_advised_for_unmeasurable_implementations() -> None:
+    explanation = replace(example(), error="", xla_seconds=1.0, later_seconds=1.0)
+    (captured,) = explanation.captured
     (graph,) = captured.graphs
     implementations = [ChosenImplementation(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
-    for several in implementations, [*implementations, ChosenImplementation("convolution", "another", "onednn", ("xla",))]:
-        changed = replace(found, captured=(replace(captured, graphs=(replace(graph, implementations=tuple(several)),)),))
+    for chosen in implementations, [*implementations, ChosenImplementation("convolution", "another", "onednn", ("xla",))]:
+        changed = replace(explanation, captured=(replace(captured, graphs=(replace(graph, implementations=tuple(chosen)),)),))
         advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
-        assert len(advised) == len(several) - 2
+        assert len(advised) == len(chosen) - 2
         assert all(why.startswith("1 problem (convolution)") for why in advised)
         assert formatting.implementation_row(implementations[0])[-1] == "xla"
 
 
-def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:
+def test_explanation_has_only_plain_values() -> None:
     def leaves(value: object) -> list[object]:
         if hasattr(value, "__dataclass_fields__"):
             return [leaf for field in fields(value) for leaf in leaves(getattr(value, field.name))]  # type: ignore[arg-type]
@@ -176,12 +176,12 @@ def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:
     assert {type(leaf) for leaf in leaves(example())} <= {str, int, float, bool, type(None)}
 
 
-def test_numbers_in_words() -> None:
+def test_formatting_of_numbers() -> None:
     assert [formatting.seconds(value) for value in (None, 12.3456, 0.01234, 1.5e-6)] == ["-", "12.3 s", "12.3 ms", "1.5 µs"]
     assert [formatting.size(value) for value in (3, 1536, 500 << 20, 3 << 40)] == ["3 B", "1.5 KiB", "500 MiB", "3072 GiB"]
     assert [formatting.number(count, "copy") for count in (1, 2)] == ["1 copy", "2 copies"]
 
 
-def test_a_page_is_saved(tmp_path: Path) -> None:
+def test_save_writes_the_page(tmp_path: Path) -> None:
     path = example().save(tmp_path / "page.html")
     assert re.match(r"<!DOCTYPE html>\n<html", path.read_text(encoding="utf-8"))

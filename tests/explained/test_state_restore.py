@@ -1,4 +1,4 @@
-"""All that a function leads to is as before, whatever it has done."""
+"""Tests that all state which a function can reach is restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from dynaxla.explained.state_restore import restored_afterwards
 
 
-class Held:
+class Objects:
     def __init__(self) -> None:
         self.weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
         self.cache = torch.zeros(4)
@@ -24,42 +24,42 @@ class Held:
         self.sparse = torch.eye(3).to_sparse()
 
 
-held = Held()
+objects = Objects()
 
 
 def writes() -> None:
-    held.views.fill_(7)
+    objects.views.fill_(7)
     with torch.no_grad():
-        held.weight.mul_(float("nan"))
+        objects.weight.mul_(float("nan"))
 
 
 def writes_unseen() -> None:
-    held.weight.data.add_(1)
-    held.cache.numpy()[0] = 5
-    held.array[1] = 3
+    objects.weight.data.add_(1)
+    objects.cache.numpy()[0] = 5
+    objects.array[1] = 3
 
 
 def takes_other_memory() -> None:
-    held.weight.data = torch.ones(5, 5)
-    held.cache.resize_(9)
-    held.cache = torch.ones(2)
+    objects.weight.data = torch.ones(5, 5)
+    objects.cache.resize_(9)
+    objects.cache = torch.ones(2)
 
 
 def leaves_gradients() -> None:
-    held.weight.sum().backward()
-    held.weight.requires_grad_(False)
+    objects.weight.sum().backward()
+    objects.weight.requires_grad_(False)
 
 
 def changes_python() -> None:
-    held.names.append("b")
-    held.counts["calls"] += 1
-    held.counts["new"] = 1
-    held.extra = 3  # type: ignore[attr-defined]
+    objects.names.append("b")
+    objects.counts["calls"] += 1
+    objects.counts["new"] = 1
+    objects.extra = 3  # type: ignore[attr-defined]
 
 
 def draws() -> None:
     torch.rand(3)
-    torch.rand(3, generator=held.generator)
+    torch.rand(3, generator=objects.generator)
     random.random()
     np.random.rand()
 
@@ -69,12 +69,12 @@ def turns_gradients_off() -> None:
 
 
 def state() -> tuple[object, ...]:
-    weight = held.weight
+    weight = objects.weight
     return (
-        weight.tolist(), weight.data_ptr(), weight.requires_grad, weight.grad, held.cache.tolist(), id(held.cache), id(held.views),
-        held.views.tolist(), held.names, dict(held.counts), sorted(vars(held)), held.array.tolist(), held.generator.get_state().tolist(),
-        torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(), torch.is_grad_enabled(),
-        held.sparse.to_dense().tolist(),
+        weight.tolist(), weight.data_ptr(), weight.requires_grad, weight.grad, objects.cache.tolist(), id(objects.cache), id(objects.views),
+        objects.views.tolist(), objects.names, dict(objects.counts), sorted(vars(objects)), objects.array.tolist(),
+        objects.generator.get_state().tolist(), torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(),
+        torch.is_grad_enabled(), objects.sparse.to_dense().tolist(),
     )  # fmt: skip
 
 
@@ -82,9 +82,9 @@ CHANGES = [writes, writes_unseen, takes_other_memory, leaves_gradients, changes_
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_is_undone(change: Callable[[], None]) -> None:
-    global held
-    held = Held()
+def test_change_is_restored(change: Callable[[], None]) -> None:
+    global objects
+    objects = Objects()
     before = repr(state())
     with restored_afterwards(change, (), {}):
         change()
@@ -92,7 +92,7 @@ def test_a_change_is_undone(change: Callable[[], None]) -> None:
     assert repr(state()) == before
 
 
-def test_so_are_arguments_and_after_an_exception() -> None:
+def test_arguments_are_restored_after_an_exception() -> None:
     x, names = torch.ones(3), [1]
 
     def fails(x: torch.Tensor, names: list[int]) -> None:
@@ -106,7 +106,7 @@ def test_so_are_arguments_and_after_an_exception() -> None:
     assert names == [1]
 
 
-def test_what_was_not_written_to_keeps_its_version() -> None:
+def test_version_of_an_unchanged_tensor_stays() -> None:
     x, y = torch.ones(3), torch.ones(3)
     with restored_afterwards(lambda: None, (x, y), {}):
         y.add_(1)

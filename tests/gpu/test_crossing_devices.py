@@ -1,4 +1,4 @@
-"""Models that use the CPU beside a GPU, or two GPUs, give eager mode's results on eager mode's devices."""
+"""Tests of functions with tensors on the CPU and a GPU, or on two GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a CUDA build of torch"),
 ]
 
-PLACES = torch.tensor([2, 0])
+INDICES = torch.tensor([2, 0])
 
 
 def written(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def written(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "solve": lambda x, a: torch.linalg.solve(x, x[[0, 1, 3, 2]]),
-    "index": lambda x, a: x[PLACES],
+    "index": lambda x, a: x[INDICES],
     "known": lambda x, a: x + torch.arange(4).to("cuda") + torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda"),
     "mask": lambda x, a: x.masked_fill(torch.triu(torch.ones(4, 4), 1).bool().to(x.device), -1.0),
     "input": lambda x, a: (x @ a.to("cuda", non_blocking=True), a, a[1:]),
@@ -43,18 +43,18 @@ def test_results_and_gradients(name: str) -> None:
     for _ in range(3):
         x, a = torch.randn(4, 4, device="cuda") + 4 * torch.eye(4, device="cuda"), torch.randn(4, 4)
         mine, theirs = ([x.clone().requires_grad_(), a.clone()] for _ in range(2))
-        got, expected = compiled(*mine), FUNCTIONS[name](*theirs)
-        for each in (got, expected):
-            leaves = torch.utils._pytree.tree_leaves(each)
+        results, expected = compiled(*mine), FUNCTIONS[name](*theirs)
+        for outputs in (results, expected):
+            leaves = torch.utils._pytree.tree_leaves(outputs)
             sum(leaf.cpu().square().sum() for leaf in leaves if leaf.requires_grad).backward()
-        assert_equal(got, expected, tolerance=(1e-4, 1e-4))
+        assert_equal(results, expected, tolerance=(1e-4, 1e-4))
         assert_equal(mine[1], theirs[1])
         assert_equal(mine[0].grad, theirs[0].grad, tolerance=(1e-3, 1e-3))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_second_gpu_and_both() -> None:
-    """The current device is the first one."""
+def test_second_gpu_and_two_gpus() -> None:
+    """The current device is the first GPU."""
     layer = torch.nn.Linear(8, 8, device="cuda:1")
     x = torch.randn(4, 8, device="cuda:1")
     compiled = torch.compile(layer, backend="dynaxla", fullgraph=True)

@@ -1,4 +1,4 @@
-"""CUDA tensors: handed over in place, ordered by streams, without a host synchronisation."""
+"""Tests of CUDA tensors: passed without copies, ordered by streams, without waits on the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cuda(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
 
 
-def test_result_and_no_copy() -> None:
+def test_result_without_input_copies() -> None:
     layer = nn.Linear(64, 64, device="cuda")
     compiled = torch.compile(layer, backend="dynaxla", fullgraph=True)
     x = cuda(8, 64)
@@ -65,10 +65,10 @@ def test_call_does_not_wait_for_the_device() -> None:
     compiled(x)
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
-    done = torch.cuda.Event()
-    done.record()
+    delay_ended = torch.cuda.Event()
+    delay_ended.record()
     out = compiled(x)
-    assert not done.query(), "the call came back only after the delay: it waited for the device"
+    assert not delay_ended.query(), "the call returned after the delay: it waited for the device"
     assert_equal(out, x * 2)
 
 
@@ -125,19 +125,19 @@ def test_side_stream() -> None:
     assert_equal(out, expected)
 
 
-def test_torch_rules_precision() -> None:
+def test_precision_follows_torchs_setting() -> None:
     compiled = torch.compile(lambda x: x @ x, backend="dynaxla")
     x = cuda(512, 512)
     exact = (x.double() @ x.double()).float()
     fine = (compiled(x) - exact).abs().max()
     torch.set_float32_matmul_precision("high")
     coarse = (compiled(x) - exact).abs().max()
-    assert coarse > 5 * fine, "TF32 must come with torch's setting, and only with it"
+    assert coarse > 5 * fine, "TF32 must be used if and only if torch's setting allows it"
     torch.set_float32_matmul_precision("highest")
     assert (compiled(x) - exact).abs().max() <= 2 * fine
 
 
-def test_memory_is_left_to_torch() -> None:
+def test_xla_preallocates_no_memory() -> None:
     if any(name.startswith("XLA_PYTHON_CLIENT") for name in os.environ):
         pytest.skip("the environment sets JAX's allocator")
     compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
@@ -146,7 +146,7 @@ def test_memory_is_left_to_torch() -> None:
     assert free > 0.8 * total
 
 
-def test_rank_zero_cpu_tensor_beside_cuda_tensors() -> None:
+def test_rank_zero_cpu_tensor_with_cuda_tensors() -> None:
     compiled = torch.compile(lambda x, s: x * s, backend="dynaxla", fullgraph=True)
     x = cuda(8)
     for value in (2.0, 3.0):
@@ -192,17 +192,17 @@ def test_convolution_and_channels_last() -> None:
 
 @contextlib.contextmanager
 def delayed() -> Iterator[None]:
-    """Inside, the device is busy with a delay kernel, which what is called does not wait for."""
+    """In this context, the device is busy with a delay kernel. Fails if the host waits for it."""
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
-    done = torch.cuda.Event()
-    done.record()
+    delay_ended = torch.cuda.Event()
+    delay_ended.record()
     yield
-    assert not done.query(), "the host has waited for the device"
+    assert not delay_ended.query(), "the host has waited for the device"
 
 
-def test_no_call_waits_and_every_program_does() -> None:
-    """Calls without inputs, with a seed, with a copied input, and with a check."""
+def test_calls_do_not_wait_but_programs_do() -> None:
+    """Calls with a random seed, with a copied input, and with a check."""
     x, index = torch.zeros(64, 8, device="cuda"), torch.tensor([0, 5], device="cuda")
     gaps = x[:, ::2]
     draw = torch.compile(lambda: torch.rand(100, device="cuda"), backend="dynaxla")
@@ -222,7 +222,7 @@ def test_no_call_waits_and_every_program_does() -> None:
 
 
 class Counted(nn.Module):
-    """An embedding, and a buffer that is written by the program that looks at indices."""
+    """An embedding whose indices are checked, and a buffer that the same program writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class Counted(nn.Module):
         return self.embedding(index)
 
 
-def test_a_failed_check_is_raised_later_and_its_program_writes_nothing() -> None:
+def test_failed_check_is_raised_later_and_its_program_writes_nothing() -> None:
     model = Counted().cuda()
     compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
     good, bad = torch.tensor([1, 2], device="cuda"), torch.tensor([1, 10], device="cuda")
@@ -248,7 +248,7 @@ def test_a_failed_check_is_raised_later_and_its_program_writes_nothing() -> None
         torch.cuda.synchronize()
         with pytest.raises(IndexError):
             compiled(good)
-        assert model.calls.item() == 3, "the failed call has not counted, nor has the one that raised"
+        assert model.calls.item() == 3, "the failed call or the call that raised was counted"
         compiled(bad)
         with pytest.raises(IndexError):
             dynaxla.synchronize()
@@ -258,7 +258,7 @@ def test_a_failed_check_is_raised_later_and_its_program_writes_nothing() -> None
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_failed_step_changes_no_parameter(kind: type[torch.optim.Optimizer]) -> None:
+def test_failed_step_changes_no_parameter(kind: type[torch.optim.Optimizer]) -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)).cuda()
     optimizer = kind(model.parameters(), lr=0.1)
 
@@ -282,7 +282,7 @@ def test_a_failed_step_changes_no_parameter(kind: type[torch.optim.Optimizer]) -
     assert not any(torch.equal(old, new) for old, new in zip(before[1:], list(model.parameters())[1:], strict=True))
 
 
-def test_a_freed_result_is_read_while_another_stream_calls() -> None:
+def test_freed_result_is_not_overwritten_by_a_call_on_another_stream() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
     x = torch.zeros(1 << 20, device="cuda")
     compiled(x), compiled(x)
@@ -290,7 +290,7 @@ def test_a_freed_result_is_read_while_another_stream_calls() -> None:
     side.wait_stream(torch.cuda.current_stream())
     for turn in range(10):
         out = compiled(x)
-        out.record_stream(side)  # it says nothing to XLA, and does no harm
+        out.record_stream(side)  # has no effect on XLA, but must be allowed
         torch.cuda._sleep(LONG // 10)
         later = out.clone()
         del out
@@ -301,7 +301,7 @@ def test_a_freed_result_is_read_while_another_stream_calls() -> None:
         del others
 
 
-def test_threads_on_streams_of_their_own() -> None:
+def test_threads_on_their_own_streams() -> None:
     compiled = torch.compile(lambda x: (x * 2).sin(), backend="dynaxla")
     compiled(cuda(1 << 16)), compiled(cuda(1 << 16))
     torch.cuda.synchronize()
@@ -324,19 +324,19 @@ def test_threads_on_streams_of_their_own() -> None:
     assert wrong == []
 
 
-def test_torchs_cache_is_given_to_a_program_that_needs_it() -> None:
+def test_torchs_cached_memory_is_freed_for_a_program() -> None:
     free, total = torch.cuda.mem_get_info()
     size = int(0.15 * total) // 4
     compiled = torch.compile(lambda x: x + torch.zeros(size, device="cuda"), backend="dynaxla")
     x = torch.ones(1, device="cuda")
     block = torch.empty(int(free - 0.05 * total), dtype=torch.uint8, device="cuda")
-    del block  # torch keeps it
+    del block  # torch's allocator caches the memory
     metrics.reset()
     assert torch.all(compiled(x)[:: size // 100] == 1)
     assert metrics.snapshot().get("repeated") == 1
 
 
-def test_too_little_memory() -> None:
+def test_out_of_memory_writes_nothing() -> None:
     size = torch.cuda.mem_get_info()[1] // 2
     compiled = torch.compile(lambda x: x.add_(torch.zeros(size, device="cuda").sum()) + torch.zeros(size, device="cuda"), backend="dynaxla")
     x = torch.ones(1, device="cuda")

@@ -1,4 +1,4 @@
-"""Attention by cuDNN on CUDA tensors: values, gradients and log-sum-exps are eager mode's, and no scores are in memory."""
+"""Tests of attention by cuDNN on CUDA tensors: values, gradients and log-sum-exps agree with eager mode, without scores in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     ),
 ]
 
-# What the results differ by from those in float64, relative to the largest: at most twice as much as eager's, and this.
+# Tolerance of errors relative to the largest result in float64: at most twice eager mode's error plus this.
 ROUNDING = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -33,25 +33,25 @@ def heads(
 
 
 def results(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of the function, and its gradients."""
+    """Returns the function's result and its gradients."""
     out = function(*tensors)
     torch.manual_seed(1)
     return [out, *torch.autograd.grad(out, tensors, torch.randn(out.shape, device="cuda", dtype=torch.float64).to(out.dtype))]
 
 
 def check(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], exact: Callable[..., torch.Tensor] | None = None) -> None:
-    """No farther off than eager mode is. exact: the function in float64, where its mask has to be converted."""
+    """Compares the errors with eager mode's. exact: the function for float64, if its mask must be converted."""
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     eager = results(function, tensors)
     with sdpa_kernel(SDPBackend.MATH):
         expected = results(exact or function, [x.detach().double().requires_grad_() for x in tensors])
-    for mine, theirs, true in zip(results(compiled, tensors), eager, expected, strict=True):
-        largest = float(true.detach().abs().max())
-        error, usual = (float((x.detach().double() - true.detach()).abs().max()) / largest for x in (mine, theirs))
+    for mine, theirs, reference in zip(results(compiled, tensors), eager, expected, strict=True):
+        largest = float(reference.detach().abs().max())
+        error, usual = (float((x.detach().double() - reference.detach()).abs().max()) / largest for x in (mine, theirs))
         assert error <= 2 * usual + ROUNDING[mine.dtype]
 
 
-# Each backend with each other setting at least once; every case is three programs in float64 and six that are compiled.
+# Each backend with each other setting at least once. Few combinations, because a case has three programs in float64 and six compiled ones.
 SETTINGS = [
     (SDPBackend.FLASH_ATTENTION, torch.bfloat16, False, True),
     (SDPBackend.FLASH_ATTENTION, torch.float16, True, False),
@@ -87,7 +87,7 @@ def test_grouped_heads(dtype: torch.dtype, is_causal: bool) -> None:
 @pytest.mark.parametrize("backend", [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION], ids=lambda backend: backend.name)
 @pytest.mark.parametrize("kind", ["padding", "bool", "each head", "lowest"])
 def test_masks(dtype: torch.dtype, backend: SDPBackend, kind: str) -> None:
-    """A row that sees nothing is not compared with eager: its kernels disagree on that."""
+    """Rows that are masked entirely are not compared: eager mode's kernels give different results."""
     torch.manual_seed(2)
     mask = torch.randn(2, 1, 128, 128, device="cuda")
     if kind == "padding":
@@ -105,7 +105,7 @@ def test_masks(dtype: torch.dtype, backend: SDPBackend, kind: str) -> None:
         check(attention(narrow), heads(dtype), attention(narrow if kind == "bool" else narrow.double()))
 
 
-def test_a_row_that_sees_nothing_gives_zeros() -> None:
+def test_row_that_is_masked_entirely_gives_zeros() -> None:
     mask = torch.zeros(2, 1, 128, 128, device="cuda", dtype=torch.bfloat16)
     mask[:, :, 3] = -float("inf")
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -126,7 +126,7 @@ def test_log_sum_exp(is_causal: bool) -> None:
 
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many blocks of keys add to each query's gradient. XLA tells cuDNN to add them in one order, or does without cuDNN."""
+    """Many blocks of keys add to each query's gradient. XLA requests a fixed order from cuDNN, or does not use cuDNN."""
     compiled = internals.compiled_programs(monkeypatch)
     tensors = heads(torch.bfloat16, 2048, 2048)
     mask = torch.randn(2, 1, 2048, 2048, device="cuda", dtype=torch.bfloat16) if has_mask else None
@@ -143,7 +143,7 @@ def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 by 16 heads of 4096 by 4096 scores would be 4 GiB in bfloat16 alone."""
+    """Scores of 8 by 16 heads with 4096 by 4096 elements would need 4 GiB in bfloat16."""
     compiled = internals.compiled_programs(monkeypatch)
     tensors = [torch.randn(8, 4096, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
     results(torch.compile(lambda *args: F.scaled_dot_product_attention(*args, is_causal=True), backend="dynaxla"), tensors)

@@ -1,4 +1,4 @@
-"""Layouts that XLA chooses on a GPU: what lies in them is read in place, and is right."""
+"""Tests of the layouts that XLA chooses on a GPU: values in these layouts are read without copies, and results are correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (5e-2, 5e-2)}
 
 
 def net(dtype: torch.dtype) -> nn.Module:
-    """Convolutions with and without a batch norm, with groups, and with a kernel of one place."""
+    """Returns a network of convolutions with and without a batch norm, with groups, and with a 1x1 kernel."""
     layers = [
         *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1, groups=4), nn.ReLU()),
@@ -60,7 +60,7 @@ def test_frozen_weights_are_laid_out_once(dtype: torch.dtype, channels_last: boo
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_gradients_have_eager_modes_strides(dtype: torch.dtype, channels_last: bool) -> None:
+def test_gradients_have_eager_modes_strides_and_saved_values_are_not_copied(dtype: torch.dtype, channels_last: bool) -> None:
     model = net(dtype)
     reference = copy.deepcopy(model)
     compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
@@ -70,7 +70,7 @@ def test_gradients_have_eager_modes_strides(dtype: torch.dtype, channels_last: b
         for function, owner in ((compiled, model), (reference, reference)):
             owner.zero_grad()
             function(x).square().mean().backward()
-        assert metrics.snapshot().get("input_copies", 0) == 0, "what the forward program saves is read in place"
+        assert metrics.snapshot().get("input_copies", 0) == 0, "a value saved by the forward program was copied"
         for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
             assert mine.grad is not None
             assert mine.grad.stride() == theirs.grad.stride()

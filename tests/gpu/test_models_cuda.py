@@ -1,4 +1,4 @@
-"""Small models of different kinds on a GPU: inference and gradients are eager mode's."""
+"""Tests of small models of different kinds on a GPU: inference and gradients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UNet(nn.Module):
 
 
 class Attention(nn.Module):
-    """A block of a GPT."""
+    """A block of a GPT model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,11 +112,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
 }
 
 
-# TorchDynamo leaves their layers to eager mode, as whole ops.
-BROKEN = ("lstm", "gru")
+# Models with graph breaks: TorchDynamo leaves their recurrent layers to eager mode.
+WITH_GRAPH_BREAKS = ("lstm", "gru")
 
 
-def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
+def model_and_input(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     model, inputs = MODELS[name]
     torch.manual_seed(0)
     x = inputs()
@@ -126,9 +126,9 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_inference(name: str, dtype: torch.dtype) -> None:
-    model, x = made(name, dtype)
+    model, x = model_and_input(name, dtype)
     model.eval()
-    compiled = torch.compile(model, backend="dynaxla", fullgraph=name not in BROKEN)
+    compiled = torch.compile(model, backend="dynaxla", fullgraph=name not in WITH_GRAPH_BREAKS)
     with torch.no_grad():
         for _ in range(2):
             assert_close(compiled(x), model(x))
@@ -136,8 +136,8 @@ def test_inference(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients(name: str) -> None:
-    """In training mode; what batch norms keep is compared too."""
-    model, x = made(name, torch.float32)
+    """In training mode, so that the buffers of batch norms are compared, too."""
+    model, x = model_and_input(name, torch.float32)
     eager = copy.deepcopy(model)
     compiled = torch.compile(model, backend="dynaxla")
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["residual", "depthwise", "unet"])
 def test_channels_last(name: str) -> None:
-    model, x = made(name, torch.float32)
+    model, x = model_and_input(name, torch.float32)
     model, x = model.eval().to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
     with torch.no_grad():
@@ -160,8 +160,8 @@ def test_channels_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["perceptron", "unet", "gpt"])
-def test_sizes_that_change(name: str) -> None:
-    model, x = made(name, torch.float32)
+def test_dynamic_sizes(name: str) -> None:
+    model, x = model_and_input(name, torch.float32)
     compiled = torch.compile(model.eval(), backend="dynaxla", dynamic=True)
     with torch.no_grad():
         for count in (2, 5, 3):
@@ -171,15 +171,15 @@ def test_sizes_that_change(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["perceptron", "residual", "gpt"])
 def test_autocast(name: str) -> None:
-    model, x = made(name, torch.float32)
+    model, x = model_and_input(name, torch.float32)
     compiled = torch.compile(model.eval(), backend="dynaxla", fullgraph=True)
     with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
         assert_close(compiled(x), model(x), 4e-2)
 
 
 @pytest.mark.parametrize("name", ["perceptron", "residual"])
-def test_frozen_parameters_that_change(name: str) -> None:
-    model, x = made(name, torch.float32)
+def test_change_of_frozen_parameters(name: str) -> None:
+    model, x = model_and_input(name, torch.float32)
     compiled = torch.compile(model.eval(), backend="dynaxla", fullgraph=True, options={"freeze": True})
     with torch.no_grad():
         for _ in range(3):

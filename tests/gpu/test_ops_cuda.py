@@ -1,4 +1,4 @@
-"""Ops that are computed otherwise on a GPU than on the CPU, or that look at values: results are eager mode's."""
+"""Tests of ops with another implementation on a GPU than on the CPU, and of ops that depend on values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def below(limit: int, *shape: int) -> torch.Tensor:
 
 
 def distinct(*shape: int) -> torch.Tensor:
-    """No two are equal, so that there is one order."""
+    """Returns distinct numbers, so that their order is unique."""
     count = int(torch.tensor(shape).prod())
     return torch.randperm(count).view(shape).float().to(DEVICE)
 
@@ -36,8 +36,8 @@ def positive_definite(count: int, size: int) -> torch.Tensor:
     return x @ x.mT + size * torch.eye(size, device=DEVICE)
 
 
-def written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """It writes into a copy of its first argument."""
+def on_a_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, applied to a copy of its first argument."""
     return lambda x, *rest: function(x.clone(), *rest)
 
 
@@ -64,13 +64,13 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]]]
     "cumulative": (lambda x: (x.cumsum(-1), x.cumprod(-1), x.cummax(-1), x.logcumsumexp(-1)), lambda: (numbers(4, 300),)),
     "argmax": (lambda x: (x.argmax(-1), x.amax(0), x.max(-1)), lambda: (distinct(4, 300),)),
     "gather": (lambda x, i: x.gather(1, i), lambda: (numbers(4, 9), below(9, 4, 5))),
-    "scatter_add": (written(lambda x, i, y: x.scatter_add_(1, i, y)), lambda: (numbers(4, 9), below(9, 4, 20), numbers(4, 20))),
+    "scatter_add": (on_a_copy(lambda x, i, y: x.scatter_add_(1, i, y)), lambda: (numbers(4, 9), below(9, 4, 20), numbers(4, 20))),
     "scatter_reduce": (
-        written(lambda x, i, y: x.scatter_reduce_(1, i, y, "amax", include_self=True)),
+        on_a_copy(lambda x, i, y: x.scatter_reduce_(1, i, y, "amax", include_self=True)),
         lambda: (numbers(4, 9), below(9, 4, 20), numbers(4, 20)),
     ),
-    "index_put": (written(lambda x, i, y: x.index_put_((i,), y, accumulate=True)), lambda: (numbers(9, 4), below(9, 30), numbers(30, 4))),
-    "index_add": (written(lambda x, i, y: x.index_add_(0, i, y)), lambda: (numbers(9, 4), below(9, 30), numbers(30, 4))),
+    "index_put": (on_a_copy(lambda x, i, y: x.index_put_((i,), y, accumulate=True)), lambda: (numbers(9, 4), below(9, 30), numbers(30, 4))),
+    "index_add": (on_a_copy(lambda x, i, y: x.index_add_(0, i, y)), lambda: (numbers(9, 4), below(9, 30), numbers(30, 4))),
     "masked_fill": (lambda x: x.masked_fill(x > 0, -torch.inf).softmax(-1), lambda: (numbers(4, 50),)),
     "one_hot": (lambda i: F.one_hot(i, 9), lambda: (below(9, 20),)),
     "cross entropy": (lambda x, i: F.cross_entropy(x, i, ignore_index=3, label_smoothing=0.1), lambda: (numbers(20, 9), below(9, 20))),
@@ -116,17 +116,17 @@ def test_op(name: str) -> None:
 def test_gradient(name: str) -> None:
     function, inputs = OPS[name]
     args = inputs()
-    found = []
+    gradients = []
     for call in (torch.compile(function, backend="dynaxla"), function):
         leaves = [arg.detach().clone().requires_grad_(arg.is_floating_point()) for arg in args]
         result = call(*leaves)
         (result[0] if isinstance(result, tuple) else result).square().sum().backward()
-        found.append([leaf.grad for leaf in leaves])
-    assert_close(*found, 1e-2)
+        gradients.append([leaf.grad for leaf in leaves])
+    assert_close(*gradients, 1e-2)
 
 
 def calls_in_turn(compiled: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[torch.Tensor]:
-    """Results, one call after the other, each finished before the next begins."""
+    """Returns the results of calls, each of which is finished before the next begins."""
     results = []
     for arg in args:
         results.append(compiled(arg))
@@ -135,8 +135,8 @@ def calls_in_turn(compiled: Callable[..., torch.Tensor], *args: torch.Tensor) ->
     return results
 
 
-def test_an_index_out_of_range() -> None:
-    """No call waits for the device, so it is a later call of the program that raises; the one after that is as ever."""
+def test_index_out_of_range() -> None:
+    """No call waits for the device, so a later call of the program raises the error. The next call works."""
     table = numbers(9, 4)
     compiled = torch.compile(lambda i: F.embedding(i, table), backend="dynaxla")
     good, bad = below(9, 5), torch.tensor([1, 9, 2, 3, 4], device=DEVICE)
@@ -146,21 +146,21 @@ def test_an_index_out_of_range() -> None:
     assert_close(calls_in_turn(compiled, good), [table[good]])
 
 
-def test_numbers_that_the_dtype_cannot_hold() -> None:
+def test_numbers_out_of_the_range_of_the_dtype() -> None:
     x = torch.tensor([1, 0, 100], dtype=torch.int8, device=DEVICE)
     for function in (lambda x: x.clamp(max=300), lambda x: F.pad(x, (1, 1), value=300), lambda x: x + 300):
         torch._dynamo.reset()
         compiled = torch.compile(function, backend="dynaxla")
         try:
-            wanted = function(x)
+            expected = function(x)
         except RuntimeError as error:
             with pytest.raises(RuntimeError, match=str(error)):
                 calls_in_turn(compiled, x, x, x)
         else:
-            assert_close(calls_in_turn(compiled, x), [wanted])
+            assert_close(calls_in_turn(compiled, x), [expected])
 
 
-def test_a_singular_matrix() -> None:
+def test_singular_matrix() -> None:
     compiled = torch.compile(torch.linalg.inv, backend="dynaxla")
     good = positive_definite(1, 4)[0]
     assert_close(calls_in_turn(compiled, good), [torch.linalg.inv(good)], 1e-3)
@@ -169,14 +169,14 @@ def test_a_singular_matrix() -> None:
     assert_close(calls_in_turn(compiled, good), [torch.linalg.inv(good)], 1e-3)
 
 
-def test_a_size_that_follows_from_values() -> None:
+def test_size_that_depends_on_values() -> None:
     compiled = torch.compile(lambda x: x[x > 0].sum() + torch.nonzero(x).shape[0], backend="dynaxla")
     x = numbers(50)
     assert_close(compiled(x), x[x > 0].sum() + 50)
 
 
-def test_an_op_without_a_lowering() -> None:
-    """torch's own kernel runs on the GPU, inside of the program or between programs."""
+def test_op_without_a_lowering() -> None:
+    """torch's kernel runs on the GPU, within a program or between programs."""
     with torch.library._scoped_library("on_gpu", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
@@ -185,16 +185,16 @@ def test_an_op_without_a_lowering() -> None:
         assert_close(torch.compile(lambda x: torch.ops.on_gpu.twice(x + 1) - 1, backend="dynaxla")(x), (x + 1) * 2 - 1)
 
 
-def test_addresses_that_change_at_every_call() -> None:
-    """XLA may replay what it recorded of an earlier call: with the addresses of this one."""
+def test_new_addresses_in_each_call() -> None:
+    """If XLA replays a recorded command buffer, it must use the new addresses."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x.exp() @ y).softmax(-1)
 
     compiled = torch.compile(function, backend="dynaxla")
-    y, kept = numbers(16, 16), []
+    y, calls = numbers(16, 16), []
     for _ in range(12):
         x = numbers(16, 16)
-        kept.append((x, compiled(x, y)))
-    for x, result in kept:
+        calls.append((x, compiled(x, y)))
+    for x, result in calls:
         assert_close(result, function(x, y))

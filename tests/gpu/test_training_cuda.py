@@ -1,4 +1,4 @@
-"""Training on a GPU: losses and parameters go the way that they go in eager mode."""
+"""Tests of training on a GPU: losses and parameters agree with eager mode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def step_of(call: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer)
     return step
 
 
-def assert_same_way(mine: Callable[..., torch.Tensor], theirs: Callable[..., torch.Tensor], nets: list[nn.Module]) -> None:
+def assert_same_training(mine: Callable[..., torch.Tensor], theirs: Callable[..., torch.Tensor], nets: list[nn.Module]) -> None:
     for x, y in batches():
         assert_close(mine(x, y), theirs(x, y), 2e-3)
     assert_close_together(*(list(net.parameters()) for net in nets), 2e-2)
@@ -61,24 +61,23 @@ def assert_same_way(mine: Callable[..., torch.Tensor], theirs: Callable[..., tor
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_compiled_model(name: str) -> None:
+def test_training_of_a_compiled_model(name: str) -> None:
     nets = [network(), network()]
     mine, theirs = (OPTIMIZERS[name](net.parameters()) for net in nets)
-    assert_same_way(step_of(torch.compile(nets[0], backend="dynaxla"), mine), step_of(nets[1], theirs), nets)
+    assert_same_training(step_of(torch.compile(nets[0], backend="dynaxla"), mine), step_of(nets[1], theirs), nets)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_compiled_step(name: str) -> None:
+def test_training_with_a_compiled_step(name: str) -> None:
     nets = [network(), network()]
     mine, theirs = (OPTIMIZERS[name](net.parameters()) for net in nets)
-    assert_same_way(dynaxla.compile_step(step_of(nets[0], mine), fullgraph=True), step_of(nets[1], theirs), nets)
+    assert_same_training(dynaxla.compile_step(step_of(nets[0], mine), fullgraph=True), step_of(nets[1], theirs), nets)
 
 
-def test_a_step_that_looks_at_its_loss() -> None:
-    """It runs in eager mode."""
-    nets, seen = [network(), network()], ([], [])
+def test_step_that_reads_its_loss_runs_in_eager_mode() -> None:
+    nets, losses_of_both = [network(), network()], ([], [])
 
-    def watching(net: nn.Module, losses: list[float]) -> Callable[..., torch.Tensor]:
+    def step_with_losses(net: nn.Module, losses: list[float]) -> Callable[..., torch.Tensor]:
         optimizer = OPTIMIZERS["sgd"](net.parameters())
 
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -92,13 +91,15 @@ def test_a_step_that_looks_at_its_loss() -> None:
 
         return step
 
-    assert_same_way(dynaxla.compile_step(watching(nets[0], seen[0])), watching(nets[1], seen[1]), nets)
-    assert seen[0] == pytest.approx(seen[1], rel=2e-3)
+    assert_same_training(
+        dynaxla.compile_step(step_with_losses(nets[0], losses_of_both[0])), step_with_losses(nets[1], losses_of_both[1]), nets
+    )
+    assert losses_of_both[0] == pytest.approx(losses_of_both[1], rel=2e-3)
 
 
 @pytest.mark.parametrize("way", ["model", "step"])
 def test_scaled_gradients(way: str) -> None:
-    """float16 by autocast, with a scaler that looks for infinities."""
+    """float16 by autocast, with a scaler that checks for infinities."""
     nets = [network(), network()]
     scalers = [torch.amp.GradScaler(DEVICE, init_scale=1024.0) for _ in nets]
     optimizers = [OPTIMIZERS["sgd"](net.parameters()) for net in nets]
@@ -123,7 +124,7 @@ def test_scaled_gradients(way: str) -> None:
 
 
 def test_dropout() -> None:
-    """The backward pass has the forward pass's mask; a seed repeats it; calls differ."""
+    """The backward pass uses the forward pass's mask. Equal seeds give equal masks, other seeds others."""
     x = torch.ones(64, 64, device=DEVICE, requires_grad=True)
     compiled = torch.compile(lambda x: F.dropout(x, 0.25), backend="dynaxla")
     results = []
@@ -140,8 +141,8 @@ def test_dropout() -> None:
     assert_close(results[0][results[0] > 0].unique(), torch.tensor([1 / 0.75], device=DEVICE))
 
 
-def test_random_numbers_go_on() -> None:
-    """Each call draws others, and torch's generator has moved when it is asked next."""
+def test_calls_advance_torchs_random_generator() -> None:
+    """Each call draws new numbers, and torch's next draw differs from a draw without calls."""
     compiled = torch.compile(lambda x: x + torch.randn_like(x), backend="dynaxla")
     x = torch.zeros(1000, device=DEVICE)
     torch.manual_seed(3)
@@ -156,29 +157,29 @@ def test_random_numbers_go_on() -> None:
 
 
 def test_batches_from_pinned_memory() -> None:
-    """Copied to the device while the step before may still run."""
+    """Batches are copied to the device while the previous step may still run."""
     x, y = torch.randn(32, 3, 8, 8), torch.randint(0, 5, (32,))
     nets = [network(), network()]
     steps: list[Any] = [step_of(call, OPTIMIZERS["sgd"](net.parameters())) for call, net in zip(
         (torch.compile(nets[0], backend="dynaxla"), nets[1]), nets, strict=True)]  # fmt: skip
-    found = []
+    losses = []
     for step in steps:
         loader = DataLoader(TensorDataset(x, y), batch_size=4, pin_memory=DEVICE == "cuda")
-        found.append([step(*(part.to(DEVICE, non_blocking=True) for part in batch)) for batch in loader])
-    assert_close(*found, 5e-3)
+        losses.append([step(*(part.to(DEVICE, non_blocking=True) for part in batch)) for batch in loader])
+    assert_close(*losses, 5e-3)
 
 
-def test_a_state_that_is_loaded() -> None:
-    """A checkpoint of eager mode's goes on in a compiled step, and the other way around."""
+def test_checkpoint_of_a_compiled_step_continues_in_eager_mode() -> None:
+    """The compiled step and eager mode continue with equal losses."""
     net = network()
     optimizer = OPTIMIZERS["adamw"](net.parameters())
     step = dynaxla.compile_step(step_of(net, optimizer), fullgraph=True)
     (first, *rest) = batches()
     step(*first)
-    other = network()
-    another = OPTIMIZERS["adamw"](other.parameters())
-    other.load_state_dict(copy.deepcopy(net.state_dict()))
-    another.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    plain = step_of(other, another)
+    other_net = network()
+    other_optimizer = OPTIMIZERS["adamw"](other_net.parameters())
+    other_net.load_state_dict(copy.deepcopy(net.state_dict()))
+    other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    eager_step = step_of(other_net, other_optimizer)
     for batch in rest:
-        assert_close(step(*batch), plain(*batch), 2e-3)
+        assert_close(step(*batch), eager_step(*batch), 2e-3)

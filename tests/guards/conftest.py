@@ -1,4 +1,4 @@
-"""The subject here is which changes of Python state are found: XLA compiles quickly."""
+"""These tests check which changes of Python state are found, so XLA compiles quickly, with few optimizations."""
 
 from __future__ import annotations
 

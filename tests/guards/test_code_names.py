@@ -1,4 +1,4 @@
-"""What code can name, read off its bytecode: too much is slow, too little is silently wrong."""
+"""Tests of guards/code_names.py: the names that code uses, and reflection."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def matches(x: Any) -> Any:
 
 
 NAMED: dict[str, Callable[..., Any]] = {
-    "a constant": lambda x: getattr(x, "rate"),  # noqa: B009  (what is read)
+    "a constant": lambda x: getattr(x, "rate"),  # noqa: B009  (the call under test)
     "with a default": lambda x: getattr(x, "rate", None),
-    "asked": lambda x: hasattr(x, "rate"),
-    "of an expression": lambda x: getattr(x.y[0], "rate"),  # noqa: B009  (what is read)
+    "hasattr": lambda x: hasattr(x, "rate"),
+    "of an expression": lambda x: getattr(x.y[0], "rate"),  # noqa: B009  (the call under test)
 }
 REFLECTS: dict[str, Callable[..., Any]] = {
     "a variable": lambda x, name: getattr(x, name),
     "a computed name": lambda x, name: getattr(x, "rate_" + name),
     "one of two": lambda x, name: getattr(x, "rate" if name else "other"),
-    "handed on": lambda x, name: map(getattr, x, name),
+    "passed on": lambda x, name: map(getattr, x, name),
     "vars": lambda x: vars(x),
     "dict": lambda x: x.__dict__,
     "inner": lambda x: lambda: globals()["rate"],
@@ -58,21 +58,21 @@ REFLECTS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", [*NAMED, *REFLECTS])
-def test_looking_without_naming(name: str) -> None:
+def test_reflection_is_detected(name: str) -> None:
     function = NAMED.get(name) or REFLECTS[name]
     found = names_of(function.__code__)
     assert found.reflects == (name in REFLECTS)
     assert found.reflects or "rate" in found.all
 
 
-def test_what_a_run_has_touched() -> None:
+def test_executed_code() -> None:
     def own() -> Any:
         return settings.rate
 
-    touched = ExecutedCode.of({own.__code__: [globals()], os.getenv.__code__: [vars(os)]})
-    assert touched.trusted == {os.getenv.__code__}
-    assert [touched.reads(name) for name in ("rate", "other", "__call__", 3)] == [True, False, True, True]
-    spaces = {id(space): read for space, read, _ in touched.namespaces}
+    executed = ExecutedCode.of({own.__code__: [globals()], os.getenv.__code__: [vars(os)]})
+    assert executed.trusted == {os.getenv.__code__}
+    assert [executed.reads(name) for name in ("rate", "other", "__call__", 3)] == [True, False, True, True]
+    spaces = {id(space): read for space, read, _ in executed.namespaces}
     assert spaces[id(globals())] == {"settings"}
     assert "environ" in spaces[id(vars(os))]
     assert ExecutedCode.of({REFLECTS["vars"].__code__: [globals()]}).reads("anything")

@@ -1,4 +1,4 @@
-"""The arguments that ops write to, stated by their schemas or not."""
+"""Tests of guards/dispatch.py: the arguments that ops write to, with and without a declaration in the schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X, Y = torch.ones(2, 3), torch.zeros(2, 3)
 
 def test_arguments_that_are_written() -> None:
     assert written_arguments(aten.add.Tensor, (X, Y), {}) == {}
-    for op, args, kwargs, wanted in [
+    for op, args, kwargs, expected in [
         (aten.add_.Tensor, (X, Y), {}, {"self": X}),
         (aten.mul.out, (X, X), {"out": Y}, {"out": Y}),
         (aten._foreach_add_.List, ([X, Y], [Y, X]), {}, {"self": [X, Y]}),
@@ -24,8 +24,8 @@ def test_arguments_that_are_written() -> None:
         ),
     ]:
         found = written_arguments(op, args, kwargs)
-        assert found.keys() == wanted.keys(), op
-        assert all(_ids(found[name]) == _ids(wanted[name]) for name in wanted), op
+        assert found.keys() == expected.keys(), op
+        assert all(_ids(found[name]) == _ids(expected[name]) for name in expected), op
 
 
 def test_running_statistics_are_written() -> None:

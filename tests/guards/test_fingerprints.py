@@ -1,4 +1,4 @@
-"""What a thing is by its content: equal for what is the same to Python and torch, different for what is not, none for what can change."""
+"""Tests of guards/fingerprints.py: equal values have equal fingerprints, different values different ones, mutable objects none."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ DIFFERENT: list[Any] = [
 ]
 
 
-def test_different_things() -> None:
-    found = [fingerprint(value) for value in DIFFERENT]
-    assert NO_FINGERPRINT not in found
-    for one, other in itertools.combinations(range(len(found)), 2):
-        assert found[one] != found[other], (DIFFERENT[one], DIFFERENT[other])
-    assert len(set(found)) == len(found)
+def test_different_values() -> None:
+    fingerprints = [fingerprint(value) for value in DIFFERENT]
+    assert NO_FINGERPRINT not in fingerprints
+    for first, second in itertools.combinations(range(len(fingerprints)), 2):
+        assert fingerprints[first] != fingerprints[second], (DIFFERENT[first], DIFFERENT[second])
+    assert len(set(fingerprints)) == len(fingerprints)
 
 
-def test_the_same_thing_again() -> None:
-    """nan too, which is not equal to itself."""
+def test_equal_values() -> None:
+    """Includes nan, which is not equal to itself."""
     pairs = [
         *((float("nan"), float("nan")), (np.float64("nan"), np.float64("nan")), (decimal.Decimal("1.5"), decimal.Decimal("1.5"))),
         *((re.compile("a+"), re.compile("a+")), (operator.methodcaller("a", 1), operator.methodcaller("a", 1))),
@@ -63,7 +63,7 @@ def test_the_same_thing_again() -> None:
 
 
 class Odd(int):
-    """An int of one's own, that may have anything besides."""
+    """A subclass of int, which may have other state."""
 
 
 @pytest.mark.parametrize(
@@ -71,33 +71,33 @@ class Odd(int):
     [[], {}, set(), np.ones(1), Odd(1), threading.Lock(), object(), operator.methodcaller("a", [])],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_none(value: Any) -> None:
+def test_objects_without_fingerprint(value: Any) -> None:
     assert fingerprint(value) is NO_FINGERPRINT
 
 
-def test_a_fact_holds_what_it_is_of() -> None:
+def test_identities() -> None:
     thing, other = [1], [1]
     assert identity_of(thing) is identity_of(thing)
     assert identity_of(thing) != identity_of(other)
     assert len({identity_of(thing), identity_of(thing), identity_of(other)}) == 2
 
 
-def test_known_by_identity() -> None:
+def test_is_compared_by_identity() -> None:
     known = [len, np.add, torch.ops.aten.add.Tensor, torch.nn.functional.relu, str.upper, "a".__class__.__len__]
     assert all(map(is_compared_by_identity, known))
     unknown = [lambda: None, functools.partial(len), [].append, functools.lru_cache(lambda: None), torch.no_grad()(lambda: None), Odd]
     assert not any(map(is_compared_by_identity, unknown))
 
 
-def test_state_in_c() -> None:
+def test_hides_state() -> None:
     class Slots:
         __slots__ = ("a",)
 
     class Plain(Slots):
         pass
 
-    seen = [Slots(), Plain(), Odd(), types.SimpleNamespace(), functools.partial(len), TypeVar("T"), ParamSpec("P"), TypeVarTuple("Ts")]
-    assert [hides_state(value) for value in seen] == [False] * 8
+    visible = [Slots(), Plain(), Odd(), types.SimpleNamespace(), functools.partial(len), TypeVar("T"), ParamSpec("P"), TypeVarTuple("Ts")]
+    assert [hides_state(value) for value in visible] == [False] * 8
     hidden = [iter([1]), itertools.count(), threading.Lock(), ValueError(), (i for i in ()), np.random.default_rng(0)]
     assert [hides_state(value) for value in hidden] == [True] * 6
 
@@ -112,7 +112,7 @@ ARRAYS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda value: type(value).__name__)
-def test_values_that_change_inside(value: Any) -> None:
+def test_changed_contents_are_restored(value: Any) -> None:
     before = buffer_contents(value)
     assert before is not None
     assert buffer_contents(value) == before
@@ -123,11 +123,11 @@ def test_values_that_change_inside(value: Any) -> None:
     assert buffer_contents(value) == before
 
 
-def test_values_of_other_kinds() -> None:
-    """How an array lies is part of what it is; what its memory's size is says no more."""
+def test_contents_of_arrays() -> None:
+    """Strides and dtypes are compared. The contents of large arrays are not."""
     x = np.arange(6.0).reshape(2, 3)
-    forms = [x, x.T, x.reshape(3, 2), x.astype(np.float32), x.view(np.int64), x[::-1]]
-    assert len({(values.metadata, values.data) for values in map(buffer_contents, forms) if values is not None}) == len(forms)
+    arrays = [x, x.T, x.reshape(3, 2), x.astype(np.float32), x.view(np.int64), x[::-1]]
+    assert len({(values.metadata, values.data) for values in map(buffer_contents, arrays) if values is not None}) == len(arrays)
     assert buffer_contents(np.array([object()])) is None
     closed = memoryview(b"abc")
     closed.release()
@@ -140,7 +140,7 @@ def test_values_of_other_kinds() -> None:
     assert not restore_contents(large, found)
 
 
-def test_what_a_step_has_locked_is_unlocked() -> None:
+def test_restoring_makes_an_array_writeable() -> None:
     x = np.arange(6.0)
     before = buffer_contents(x)
     assert before is not None
@@ -150,15 +150,15 @@ def test_what_a_step_has_locked_is_unlocked() -> None:
     assert (x[0], x.flags.writeable) == (0, True)
 
 
-def test_parts() -> None:
+def test_parts_of_objects() -> None:
     partial = functools.partial(max, 1, key=len)
     assert parts_of(partial) == {"func": max, "args": (1,), "keywords": {"key": len}}
     assert parts_of(slice(1, None, 2)) == {"start": 1, "stop": None, "step": 2}
-    things = [1]
-    assert parts_of(things.append) == {"__self__": things, "__name__": "append"}
+    items = [1]
+    assert parts_of(items.append) == {"__self__": items, "__name__": "append"}
     mapping = {"a": 1}
     found = parts_of(mapping.items())
     assert found is not None
     assert found["mapping"] is mapping
-    assert parts_of(things) is None
+    assert parts_of(items) is None
     assert builtin_value(Odd(7)) == {"int": 7}

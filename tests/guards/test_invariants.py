@@ -1,4 +1,4 @@
-"""What a step does to tensors as objects: it happens once per call, or the step is not recorded; a recording leaves nothing behind."""
+"""Tests of guards/invariants.py: changes of tensor objects happen once per call, and a refused recording undoes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _gradients_data_replaced(model: Any, x: torch.Tensor) -> Any:
 
 
 def _plain_descent(model: Any, x: torch.Tensor) -> Any:
-    """As in many a tutorial."""
+    """Gradient descent as in many tutorials."""
     loss = model(x).square().sum()
     loss.backward()
     for parameter in model.parameters():
@@ -85,7 +85,7 @@ def _frozen_within(model: Any, x: torch.Tensor) -> Any:
 
 
 def _rate_halved(model: Any, x: torch.Tensor) -> Any:
-    """The learning rate depends on itself, and so does what is returned."""
+    """Halves the learning rate in each call, and returns it."""
     if not hasattr(model, "optimizer"):
         model.optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     for group in model.optimizer.param_groups:
@@ -112,12 +112,12 @@ CHANGES: list[Callable[[Any, torch.Tensor], Any]] = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_as_in_eager_mode(change: Callable[[Any, torch.Tensor], Any]) -> None:
-    def made() -> tuple[nn.Module, Callable[[torch.Tensor], Any]]:
+    def make() -> tuple[nn.Module, Callable[[torch.Tensor], Any]]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         return model, lambda x: change(model, x)
 
-    (mine, step), (theirs, eager) = made(), made()
+    (mine, step), (theirs, eager) = make(), make()
     compiled = dynaxla.compile_step(step)
     for offset in (0.0, 1.0, -2.0, 0.0):
         x, other = torch.arange(3.0) + offset, torch.arange(3.0) + offset
@@ -127,8 +127,8 @@ def test_as_in_eager_mode(change: Callable[[Any, torch.Tensor], Any]) -> None:
         assert [vars(p).keys() for p in mine.parameters()] == [vars(p).keys() for p in theirs.parameters()]
 
 
-# What a fake tensor would answer from memory that it has not, or from a number that it does not know.
-LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
+# Reads that a fake tensor would answer from memory or a value that it does not have.
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "np.from_dlpack": lambda y: np.from_dlpack(y.detach()).copy(),
     "torch.from_dlpack": lambda y: torch.from_dlpack(y.detach()) * 2,
     "untyped_storage": lambda y: y.untyped_storage().tolist(),
@@ -144,20 +144,20 @@ LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_looking_at_a_result(name: str) -> None:
+@pytest.mark.parametrize("name", READS)
+def test_read_of_a_computed_tensor(name: str) -> None:
     def step(x: torch.Tensor) -> Any:
         y = x + 1
-        return str(LOOKS[name](y)), y * 3
+        return str(READS[name](y)), y * 3
 
     compiled = dynaxla.compile_step(step)
     for offset in (0.0, -1.0, 1.0, -1.0):
-        (shown, result), (expected, right) = compiled(torch.arange(3.0) + offset), step(torch.arange(3.0) + offset)
-        assert shown == expected
-        torch.testing.assert_close(result, right)
+        (text, result), (expected_text, expected_result) = compiled(torch.arange(3.0) + offset), step(torch.arange(3.0) + offset)
+        assert text == expected_text
+        torch.testing.assert_close(result, expected_result)
 
 
-# What eager mode rejects, and what it takes.
+# Functions that raise in eager mode for some values, and their exceptions.
 CHECKS: dict[str, tuple[Callable[[torch.Tensor], Any], type[Exception]]] = {
     "cholesky": (lambda x: torch.linalg.cholesky(torch.diag(x)), torch.linalg.LinAlgError),
     "a factor that nothing reads": (lambda x: (torch.linalg.cholesky(torch.diag(x)), x * 2)[1], torch.linalg.LinAlgError),
@@ -169,7 +169,7 @@ CHECKS: dict[str, tuple[Callable[[torch.Tensor], Any], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_what_eager_mode_rejects(name: str) -> None:
+def test_errors_of_eager_mode_are_raised(name: str) -> None:
     step, kind = CHECKS[name]
     compiled = dynaxla.compile_step(lambda x: step(x), fullgraph=True)
     for _ in range(2):
@@ -178,11 +178,11 @@ def test_what_eager_mode_rejects(name: str) -> None:
             step(torch.tensor([2.0, 0.0]))
         with pytest.raises(kind) as raised:
             compiled(torch.tensor([2.0, 0.0]))
-        assert str(raised.value).split(":")[0] == str(expected.value).split(":")[0]  # the number of the element is not said
+        assert str(raised.value).split(":")[0] == str(expected.value).split(":")[0]  # the index of the element is missing
 
 
-def test_an_op_that_gives_nothing() -> None:
-    """What it does happens once per call."""
+def test_op_without_result() -> None:
+    """Its effect happens once per call."""
     seen: list[float] = []
 
     @torch.library.custom_op("test_untouched::log", mutates_args=())
@@ -210,13 +210,13 @@ def test_an_op_that_gives_nothing() -> None:
         lambda y: {torch.Tensor: True}.get(type(y), False),
     ],
 )
-def test_comparing_classes(ask: Callable[[torch.Tensor], bool]) -> None:
+def test_comparison_of_classes(ask: Callable[[torch.Tensor], bool]) -> None:
     compiled = dynaxla.compile_step(lambda x: x * 2 if ask(x + 1) else x * 3)
     assert [compiled(torch.tensor(float(value))).item() for value in range(4)] == [0, 2, 4, 6]
 
 
 @pytest.mark.parametrize("change", [_data_replaced, _averaged, _data_of_an_argument_replaced])
-def test_a_refused_step_leaves_all_as_it_was(change: Callable[[Any, torch.Tensor], Any]) -> None:
+def test_refused_step_changes_nothing(change: Callable[[Any, torch.Tensor], Any]) -> None:
     model, x = nn.Linear(3, 2), torch.arange(3.0)
     before, memory = copy.deepcopy(model), [p.data_ptr() for p in model.parameters()]
     step = dynaxla.compile_step(lambda x: change(model, x), fullgraph=True)
@@ -227,29 +227,29 @@ def test_a_refused_step_leaves_all_as_it_was(change: Callable[[Any, torch.Tensor
     assert [(vars(p), p.requires_grad) for p in model.parameters()] == [({}, True)] * 2
 
 
-def test_each_difference_is_seen_and_put_back() -> None:
+def test_differences_are_noticed_and_undone() -> None:
     one, other, third, value = (torch.ones(2) for _ in range(4))
     marked = torch.ones(2)
     marked.known = 1
     module = nn.Linear(2, 2)
-    untouched = MetadataSnapshot({"one": one, "other": other, "third": third, "marked": marked}, {"module": module, "number": 1})
-    untouched.check()
-    marked.known = 2  # a holder's business
-    untouched.check()
-    for damage, message in (
+    snapshot = MetadataSnapshot({"one": one, "other": other, "third": third, "marked": marked}, {"module": module, "number": 1})
+    snapshot.check()
+    marked.known = 2  # changes of existing attributes are noticed by a container's guards
+    snapshot.check()
+    for change, message in (
         (lambda: setattr(one, "data", value), "replaces the memory of one"),
         (lambda: other.mul_(torch.ones(2, requires_grad=True)), "requires gradients to other"),
         (lambda: setattr(third, "tag", 1), "attribute of third"),
         (lambda: setattr(module, "__class__", nn.Bilinear), "class of module"),
     ):
-        damage()
+        change()
         with pytest.raises(CaptureError, match=message):
-            untouched.check()
-        untouched.restore()
-        untouched.check()
+            snapshot.check()
+        snapshot.restore()
+        snapshot.check()
     other.requires_grad_()
-    assert untouched.requires_grad_changes() == [other]
-    untouched.restore()
+    assert snapshot.requires_grad_changes() == [other]
+    snapshot.restore()
     assert not other.requires_grad
     assert one.data_ptr() != value.data_ptr()
     assert not vars(third)

@@ -1,4 +1,4 @@
-"""The state that a compiled step watches: every change that eager mode would notice makes another program."""
+"""Tests of guards/object_graph.py and guards/object_walker.py: each change of state that eager mode would notice is noticed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ X = torch.arange(6.0)
 
 
 def check(function: Callable[..., Any], *changes: Callable[[], Any], args: Callable[[], tuple[Any, ...]] = lambda: (X,)) -> None:
-    """After each change the compiled function gives what the function gives, in eager mode and as a program."""
+    """Asserts that after each change the compiled function returns the function's results, in eager mode and as a program."""
     compiled = dynaxla.compile_step(function)
     for change in (lambda: None, *changes):
         change()
@@ -83,7 +83,7 @@ class Kind(enum.Enum):
     ],
     ids=lambda values: type(values[0]).__name__,
 )
-def test_numbers(values: tuple[Any, ...]) -> None:
+def test_numbers_as_arguments(values: tuple[Any, ...]) -> None:
     def function(x: torch.Tensor, value: Any) -> torch.Tensor:
         number = getattr(value, "factor", getattr(value, "value", value))
         return x * float(number) + (1 if isinstance(number, bool) else 0) + torch.tensor(float(number)).signbit()
@@ -91,13 +91,13 @@ def test_numbers(values: tuple[Any, ...]) -> None:
     check_arguments(function, *values)
 
 
-def test_slices() -> None:
+def test_slices_as_arguments() -> None:
     check_arguments(lambda x, part: x[part], slice(0, 3), slice(0, 5), slice(0, 5, 2), slice(None))
     check_arguments(lambda x, parts: x[parts[0]], (slice(0, 3),), (slice(0, 5),))
     check_arguments(lambda x, parts: x[parts["part"]], {"part": slice(0, 3)}, {"part": slice(0, 5)})
 
 
-def test_others() -> None:
+def test_other_values_as_arguments() -> None:
     check_arguments(lambda x, values: x * sum(values), range(3), range(4), range(0, 4, 2))
     check_arguments(lambda x, values: x * len(values), b"one", b"three", bytearray(b"seven"))
     check_arguments(lambda x, kind: x.to(kind), torch.float32, torch.float64)
@@ -106,7 +106,7 @@ def test_others() -> None:
     check_arguments(lambda x, values: x * values["a"], collections.Counter("aab"), collections.Counter("aaab"))
 
 
-def test_bytearray() -> None:
+def test_changed_bytearray() -> None:
     data = bytearray(b"\x02")
     check(lambda x: x * data[0], lambda: data.__setitem__(0, 3))
 
@@ -115,14 +115,14 @@ def loss_fn(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_a_global_is_redefined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redefined_global(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return loss_fn(x)
 
     check(function, lambda: monkeypatch.setitem(globals(), "loss_fn", lambda x: x * 3))
 
 
-def test_code_is_replaced() -> None:
+def test_replaced_code() -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -150,7 +150,7 @@ class Net(nn.Module):
         return cls.scale * 2
 
 
-def test_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
 
     class Sub(Net):
@@ -172,7 +172,7 @@ def test_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_partials() -> None:
+def test_changed_partials() -> None:
     def scaled(x: torch.Tensor, factor: float, shift: float = 0.0) -> torch.Tensor:
         return x * factor + shift
 
@@ -188,35 +188,35 @@ def test_partials() -> None:
 
 
 def test_wrappers_defaults_and_closures() -> None:
-    def made(factor: float) -> Callable[..., torch.Tensor]:
+    def make_function(factor: float) -> Callable[..., torch.Tensor]:
         @functools.wraps(loss_fn)
         def wrapped(x: torch.Tensor, shift: float = 1.0, *, more: float = 0.0) -> torch.Tensor:
             return x * factor + shift + more
 
         return wrapped
 
-    functions = [made(2.0)]
+    functions = [make_function(2.0)]
     check(
         lambda x: functions[0](x),
-        lambda: functions.__setitem__(0, made(3.0)),
+        lambda: functions.__setitem__(0, make_function(3.0)),
         lambda: setattr(functions[0], "__defaults__", (5.0,)),
         lambda: functions[0].__kwdefaults__.update(more=7.0),
-        lambda: functions.insert(0, made(4.0)),
+        lambda: functions.insert(0, make_function(4.0)),
     )
 
 
-def test_what_decorators_of_torch_hold() -> None:
+def test_closures_below_decorators_of_torch() -> None:
     scale = {"factor": 2.0}
 
-    def made(shift: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_helper(shift: float) -> Callable[[torch.Tensor], torch.Tensor]:
         @torch.no_grad()
         def helper(x: torch.Tensor) -> torch.Tensor:
             return x * scale["factor"] + shift
 
         return helper
 
-    helpers = [made(1.0)]
-    check(lambda x: helpers[0](x), lambda: scale.update(factor=3.0), lambda: helpers.__setitem__(0, made(2.0)))
+    helpers = [make_helper(1.0)]
+    check(lambda x: helpers[0](x), lambda: scale.update(factor=3.0), lambda: helpers.__setitem__(0, make_helper(2.0)))
 
 
 def test_patched_functions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +229,8 @@ def test_patched_functions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", ["reference", "lock"])
-def test_what_cannot_be_compared_and_is_not_used(change: str) -> None:
-    """Such things lie around in every script."""
+def test_unused_objects_need_not_be_comparable(change: str) -> None:
+    """Many scripts have such objects."""
 
     class Thing:
         def __init__(self) -> None:
@@ -244,18 +244,18 @@ def test_what_cannot_be_compared_and_is_not_used(change: str) -> None:
 
     _, observation = observe(function, (X,), {})
     assert observation.is_pure
-    around = walk({"step": function}, None, observation.executed_code)
-    assert not around.incomparable
+    graph = walk({"step": function}, None, observation.executed_code)
+    assert not graph.incomparable
     setattr(thing, change, None)
-    assert around.is_unchanged()
+    assert graph.is_unchanged()
     thing.factor = 3.0
-    assert not around.is_unchanged()
+    assert not graph.is_unchanged()
 
 
 @pytest.mark.parametrize(
     "kind", [threading.Lock, lambda: iter([1]), lambda: np.random.default_rng(0), lambda: (i for i in ()), lambda: itertools.count()]
 )
-def test_what_cannot_be_compared_and_is_used(kind: Callable[[], Any]) -> None:
+def test_used_objects_that_are_incomparable(kind: Callable[[], Any]) -> None:
     thing = {"thing": kind()}
 
     def function() -> bool:
@@ -265,7 +265,7 @@ def test_what_cannot_be_compared_and_is_used(kind: Callable[[], Any]) -> None:
     assert list(walk({"step": function}, None, observation.executed_code).incomparable) == ["thing['thing']"]
 
 
-def test_the_environment_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAXLA_TEST", "1")
     monkeypatch.setattr(sys, "argv", ["one"])
 
@@ -275,11 +275,11 @@ def test_the_environment_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     _, observation = observe(function, (), {})
     assert observation.is_pure
     for change in (lambda: monkeypatch.setenv("DYNAXLA_TEST", "2"), lambda: sys.argv.__setitem__(0, "two")):
-        around = walk({"step": function}, None, observation.executed_code)
-        assert around.is_unchanged()
-        assert not around.incomparable
+        graph = walk({"step": function}, None, observation.executed_code)
+        assert graph.is_unchanged()
+        assert not graph.incomparable
         change()
-        assert not around.is_unchanged()
+        assert not graph.is_unchanged()
 
 
 class Pair:
@@ -305,14 +305,14 @@ def by_match() -> float:
 def test_attributes_that_code_reads_without_naming_them(function: Callable[[], Any]) -> None:
     pair.factor = 2.0
     _, observation = observe(function, (), {})
-    around = walk({"step": function}, None, observation.executed_code)
-    assert around.is_unchanged()
+    graph = walk({"step": function}, None, observation.executed_code)
+    assert graph.is_unchanged()
     pair.factor = 3.0
-    assert not around.is_unchanged()
-    assert around.facts() != walk({"step": function}, None, observation.executed_code).facts()
+    assert not graph.is_unchanged()
+    assert graph.facts() != walk({"step": function}, None, observation.executed_code).facts()
 
 
-def test_reflection_touches_everything() -> None:
+def test_reflection_reads_all_attributes() -> None:
     thing = types.SimpleNamespace(factor=2.0, lock=threading.Lock())
 
     def by_name(x: torch.Tensor) -> torch.Tensor:
@@ -321,9 +321,9 @@ def test_reflection_touches_everything() -> None:
     def by_variable(x: torch.Tensor, name: str = "factor") -> torch.Tensor:
         return x * getattr(thing, name)
 
-    for function, found in ((by_name, []), (by_variable, ["thing.lock"])):
+    for function, expected in ((by_name, []), (by_variable, ["thing.lock"])):
         _, observation = observe(function, (X,), {})
-        assert list(walk({"step": function}, None, observation.executed_code).incomparable) == found
+        assert list(walk({"step": function}, None, observation.executed_code).incomparable) == expected
 
 
 def test_cached_functions() -> None:
@@ -337,7 +337,7 @@ def test_cached_functions() -> None:
     assert list(walk({"step": function}, None, observation.executed_code).incomparable) == ["cached"]
 
 
-def test_code_that_no_walk_finds_is_named() -> None:
+def test_code_that_no_walk_finds_is_reported() -> None:
     def step() -> torch.Tensor:
         return torch.ops.surroundings.hidden(X)
 
@@ -377,7 +377,7 @@ print("right", dynaxla.metrics.snapshot()["steps"])
 """
 
 
-def test_a_main_without_a_file() -> None:
+def test_main_module_without_a_file() -> None:
     assert run_script(SCRIPT) == "right 7\n"
 
 
@@ -412,27 +412,27 @@ def test_cells_of_a_notebook(name: str | None) -> None:
     assert space["step"](x).tolist() == [9.0] * 2
 
 
-def test_identities_do_not_come_again() -> None:
-    """An object that is compared by identity is kept alive, so that no other object in its memory is taken for it."""
-    found: set[Any] = set()
+def test_identities_are_not_reused() -> None:
+    """An object that is compared by identity is kept alive, so that no other object gets its address."""
+    facts: set[Any] = set()
     for _ in range(50):
         thing = {"lock": threading.Lock()}
-        found.add(str(thing) and tuple(walk({"step": thing}).facts()["step"]))
+        facts.add(str(thing) and tuple(walk({"step": thing}).facts()["step"]))
         fact = walk({"step": thing}).facts()["step"]
         assert fact == walk({"step": thing}).facts()["step"]
-    kept = []
+    lock_facts = []
     for _ in range(50):
         lock = threading.Lock()
-        kept.append(walk({"step": lock}).facts()["step"])
+        lock_facts.append(walk({"step": lock}).facts()["step"])
         del lock
-    assert len({id(fact[1].value) for fact in kept}) == 50
+    assert len({id(fact[1].value) for fact in lock_facts}) == 50
 
 
-def both() -> Iterator[tuple[str, ObjectGraph, Callable[[], None]]]:
+def changes_of_state() -> Iterator[tuple[str, ObjectGraph, Callable[[], None]]]:
     tensor, other = torch.ones(2, requires_grad=True), torch.ones(2)
     yield "hook", walk({"x": tensor}), lambda: tensor.register_hook(lambda grad: grad * 2) and None
     tensor = torch.ones(2, requires_grad=True)
-    yield "after", walk({"x": tensor}), lambda: tensor.register_post_accumulate_grad_hook(lambda _: None) and None
+    yield "accumulation hook", walk({"x": tensor}), lambda: tensor.register_post_accumulate_grad_hook(lambda _: None) and None
     yield "attribute", walk({"x": other}), lambda: setattr(other, "scale", 2)
     pair = [torch.ones(2), torch.ones(2)]
     yield "shared", walk({"x": pair}), lambda: setattr(pair[0], "data", pair[1])
@@ -476,21 +476,21 @@ def both() -> Iterator[tuple[str, ObjectGraph, Callable[[], None]]]:
 handles: list[Any] = []
 
 
-def test_changes_are_seen() -> None:
+def test_changes_are_noticed() -> None:
     try:
-        for name, walked, change in both():
-            facts = walked.facts()
-            assert walked.is_unchanged(), name
-            assert walk(walked.roots).facts() == facts, name
+        for name, graph, change in changes_of_state():
+            facts = graph.facts()
+            assert graph.is_unchanged(), name
+            assert walk(graph.roots).facts() == facts, name
             change()
-            assert not walked.is_unchanged(), name
-            assert walk(walked.roots).facts() != facts, name
+            assert not graph.is_unchanged(), name
+            assert walk(graph.roots).facts() != facts, name
     finally:
         for handle in handles:
             handle.remove()
 
 
-def test_generators_by_identity_not_by_state() -> None:
+def test_generators_are_compared_by_identity() -> None:
     generators = [torch.Generator(), torch.Generator()]
     holder = {"generator": generators[0]}
     before = walk({"x": holder})

@@ -179,7 +179,7 @@ def test_ordinary_steps_are_pure(name: str) -> None:
     assert Net.forward.__code__ in observation.codes
 
 
-def test_a_constructor_that_the_profiler_does_not_report_is_refused_before_it_runs(tmp_path: Path) -> None:
+def test_unreported_constructor_is_refused_before_it_runs(tmp_path: Path) -> None:
     target = tmp_path / "created"
 
     def create_file() -> None:
@@ -190,7 +190,7 @@ def test_a_constructor_that_the_profiler_does_not_report_is_refused_before_it_ru
     assert not target.exists()
 
 
-def test_a_pure_function_has_no_effects() -> None:
+def test_pure_function_has_no_effects() -> None:
     assert effects(pure_function) == []
 
 
@@ -248,7 +248,7 @@ def test_observe_restores_the_profile_function() -> None:
     assert sys.getprofile() is None
 
 
-def test_an_enabled_profiler_stays_enabled() -> None:
+def test_enabled_profiler_stays_enabled() -> None:
     profiler = cProfile.Profile()
     profiler.enable()
     observe(pure_function, (), {})
@@ -307,7 +307,7 @@ def test_bound_c_methods_are_reported_in_the_observed_thread_only() -> None:
 
 
 @hides_methods
-def test_without_a_free_monitoring_tool_the_function_does_not_run() -> None:
+def test_function_does_not_run_without_a_free_monitoring_tool() -> None:
     ran: list[int] = []
     taken = [tool for tool in range(6) if sys.monitoring.get_tool(tool) is None]
     for tool in taken:

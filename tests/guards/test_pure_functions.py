@@ -1,4 +1,4 @@
-"""Which functions of C only compute. What is not known to do so acts: a step's file or draw must never be recorded away."""
+"""Tests of guards/pure_functions.py: C functions that only compute. All others count as impure, so that no recording drops an effect."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import torch
 from dynaxla.guards.pure_functions import constructor_effect_of, effect_of
 
 X = torch.ones(2)
-COMPUTES: list[Callable[..., Any]] = [
+PURE: list[Callable[..., Any]] = [
     *(len, sorted, getattr, math.sqrt, "a".upper, [].append, {}.update, itertools.chain.from_iterable, dict.fromkeys, sys.getsizeof),
     *(array.array("i").append, collections.deque().rotate, datetime.date(2020, 1, 1).isoformat, threading.get_ident),
     *(np.zeros, np.ones(2).sum, np.float32(1).item, np.add.reduce, ValueError().with_traceback),
     *(torch.relu, torch.rand, X.add_, X.random_, X.register_hook, torch.bernoulli, torch._foreach_add, torch._fused_adamw_),
 ]
-ACTS: list[Callable[..., Any]] = [
+IMPURE: list[Callable[..., Any]] = [
     *(print, input, exec, open, time.time, time.sleep, os.getcwd, os.putenv, random.random, random.seed, sys.settrace),
     *(io.BytesIO().write, threading.Lock().acquire, datetime.datetime.now, datetime.date.today),
     *(np.ones(2).tofile, np.fromfile, np.random.rand, np.random.default_rng(0).normal),
@@ -37,25 +37,25 @@ ACTS: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.parametrize("function", COMPUTES, ids=lambda function: getattr(function, "__qualname__", str(function)))
-def test_what_computes(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function", PURE, ids=lambda function: getattr(function, "__qualname__", str(function)))
+def test_pure_functions(function: Callable[..., Any]) -> None:
     assert effect_of(function, within_torch=False) == ""
 
 
-@pytest.mark.parametrize("function", ACTS, ids=lambda function: getattr(function, "__qualname__", str(function)))
-def test_what_acts(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function", IMPURE, ids=lambda function: getattr(function, "__qualname__", str(function)))
+def test_impure_functions(function: Callable[..., Any]) -> None:
     assert function.__name__ in effect_of(function, within_torch=False)
 
 
-def test_what_torch_may_use_itself() -> None:
-    """Its locks, its clocks and the code that it makes; not files or random numbers."""
+def test_functions_that_torch_may_call() -> None:
+    """torch may use locks, clocks and generated code, but not files or random numbers."""
     for function in (exec, time.time, threading.Lock().acquire, sys.settrace):
         assert effect_of(function, within_torch=True) == ""
     for function in (print, open, random.random, io.BytesIO().write):
         assert effect_of(function, within_torch=True)
 
 
-def test_making_an_instance() -> None:
+def test_constructors() -> None:
     for kind in (list, ValueError, np.ndarray, torch.Tensor, collections.deque, datetime.date, type("Own", (), {})):
         assert constructor_effect_of(kind) == ""
     assert constructor_effect_of(io.FileIO) == "_io.FileIO()"

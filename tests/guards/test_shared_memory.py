@@ -1,4 +1,4 @@
-"""Memory that a step's tensors share with what its Python reads and writes without torch: eager mode's order, recorded or not."""
+"""Tests of guards/shared_memory.py: arrays and tensors that share memory are read and written in eager mode's order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dynaxla.observe import metrics
 
 
 def _array_and_tensor(kind: str) -> tuple[Any, torch.Tensor]:
-    """Both in the same memory, holding four ones."""
+    """Returns an array and a tensor of four ones that share their memory."""
     if kind == "bytearray":
-        holder = bytearray(np.ones(4, np.float32).tobytes())
-        return np.frombuffer(holder, np.float32), torch.frombuffer(holder, dtype=torch.float32)
+        buffer = bytearray(np.ones(4, np.float32).tobytes())
+        return np.frombuffer(buffer, np.float32), torch.frombuffer(buffer, dtype=torch.float32)
     if kind == "numpy's":
         array = np.ones(4, np.float32)
         return array, torch.from_numpy(array)
@@ -26,12 +26,12 @@ def _array_and_tensor(kind: str) -> tuple[Any, torch.Tensor]:
     return tensor.numpy(), tensor
 
 
-def _written_before(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+def _write_array_first(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     array[0] += 1
     return tensor * x
 
 
-def _written_between(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+def _write_array_between_ops(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     first = tensor * x
     array[0] += 1
     second = tensor[:2] * x
@@ -39,12 +39,12 @@ def _written_between(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     return first, second, tensor + x
 
 
-def _read_after(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+def _read_array_last(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     tensor.add_(x)
     return x * float(array[0]), float(array.sum())
 
 
-def _trained(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+def _train_tensor(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     parameter = torch.nn.Parameter(tensor)
     optimizer = torch.optim.SGD([parameter], lr=0.125)
     (parameter * x).sum().backward()
@@ -52,24 +52,24 @@ def _trained(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     return float(array.sum())
 
 
-def _a_view_is_written(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+def _write_view_of_tensor(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
     tensor.view(2, 2)[1].mul_(x)
     return array.tolist()
 
 
-USES: list[Callable[..., Any]] = [_written_before, _written_between, _read_after, _trained, _a_view_is_written]
+USES: list[Callable[..., Any]] = [_write_array_first, _write_array_between_ops, _read_array_last, _train_tensor, _write_view_of_tensor]
 
 
 @pytest.mark.sample(usual=8)
-@pytest.mark.parametrize("looks", [False, True], ids=["recorded if it can be", "in eager mode"])
+@pytest.mark.parametrize("reads_value", [False, True], ids=["recorded if possible", "in eager mode"])
 @pytest.mark.parametrize("kind", ["numpy's", "torch's", "bytearray"])
 @pytest.mark.parametrize("use", USES)
-def test_in_eager_modes_order(use: Callable[..., Any], kind: str, looks: bool) -> None:
+def test_order_is_eager_modes(use: Callable[..., Any], kind: str, reads_value: bool) -> None:
     def make() -> Callable[[torch.Tensor], Any]:
         array, tensor = _array_and_tensor(kind)
 
         def step(x: torch.Tensor) -> Any:
-            if looks and float(x) > 100:
+            if reads_value and float(x) > 100:
                 print("large")
             return use(array, tensor, x), tensor.clone()
 
@@ -82,7 +82,7 @@ def test_in_eager_modes_order(use: Callable[..., Any], kind: str, looks: bool) -
 
 
 @pytest.mark.parametrize("get", [lambda x: x.detach().numpy(), lambda x: np.from_dlpack(x.detach()), np.asarray])
-def test_what_a_step_shows_python_itself(get: Callable[[torch.Tensor], Any]) -> None:
+def test_array_of_a_computed_tensor(get: Callable[[torch.Tensor], Any]) -> None:
     def step(x: torch.Tensor) -> Any:
         y = x + 1
         array = get(y)
@@ -96,19 +96,19 @@ def test_what_a_step_shows_python_itself(get: Callable[[torch.Tensor], Any]) -> 
         torch.testing.assert_close(compiled(torch.arange(3.0)), step(torch.arange(3.0)))
 
 
-@pytest.mark.parametrize("place", ["kept by the step", "an argument", "kept by the step, in a container"])
-def test_an_array_that_comes_later(place: str) -> None:
-    """At a call when the step has long been known to find none."""
+@pytest.mark.parametrize("place", ["stored by the step", "an argument", "stored by the step, in a container"])
+def test_array_that_appears_later(place: str) -> None:
+    """The first calls have no such array."""
 
     def make(wrap: Callable[..., Any]) -> Callable[[bool], Any]:
-        tensor, kept, counts = torch.ones(3), dict[str, Any](), [0]
+        tensor, stored, counts = torch.ones(3), dict[str, Any](), [0]
 
-        def step(x: torch.Tensor, given: Any) -> Any:
+        def step(x: torch.Tensor, arrays: Any) -> Any:
             counts[0] += 1
             if counts[0] == 4 and place != "an argument":
-                kept["arrays"] = [tensor.numpy()] if "container" in place else (tensor.numpy(),)
+                stored["arrays"] = [tensor.numpy()] if "container" in place else (tensor.numpy(),)
             product = tensor * x
-            for array in given or kept.get("arrays", ()):
+            for array in arrays or stored.get("arrays", ()):
                 array[0] += 1
             return product.sum().item(), tensor * 1
 
@@ -121,7 +121,7 @@ def test_an_array_that_comes_later(place: str) -> None:
 
 
 def test_large_memory_is_not_copied() -> None:
-    """Torch reads it, at once."""
+    """torch reads the memory before Python writes to it."""
     array = np.ones((5 << 20,), np.float32)
     tensor = torch.from_numpy(array)
 
@@ -140,7 +140,7 @@ def test_large_memory_is_not_copied() -> None:
         torch.testing.assert_close(compiled(torch.tensor(2.0)), expected)
 
 
-def test_an_array_elsewhere_is_no_reason_not_to_record() -> None:
+def test_step_with_separate_array_is_recorded() -> None:
     array, tensor = np.ones(3, np.float32), torch.ones(3)
 
     @dynaxla.compile_step(fullgraph=True)
@@ -152,7 +152,7 @@ def test_an_array_elsewhere_is_no_reason_not_to_record() -> None:
     assert metrics.snapshot()["graphs"] == before + 1
 
 
-def test_fullgraph_names_both() -> None:
+def test_error_names_array_and_tensor() -> None:
     array, tensor = _array_and_tensor("numpy's")
 
     @dynaxla.compile_step(fullgraph=True)
@@ -165,7 +165,7 @@ def test_fullgraph_names_both() -> None:
     assert array[0] == 1
 
 
-def test_pairs() -> None:
+def test_pairs_sharing_memory() -> None:
     array = np.ones((4, 2), np.float32)
     holders = {"rows": array[2:], "bytes": bytearray(8), "strings": np.array(["a"])}
     tensors = {"first": torch.from_numpy(array[:2]), "other": torch.ones(4), "sparse": torch.eye(2).to_sparse(), "none": torch.ones(0)}

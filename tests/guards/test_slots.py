@@ -1,4 +1,4 @@
-"""Places whose entries can change: what stands there now, whether that is what stood there, and how it is put back."""
+"""Tests of guards/slots.py: the entries of mutable containers, and changes of these entries."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def cell(value: Any) -> types.CellType:
 
 
 def namespace() -> Namespace:
-    found = Namespace({"a": 1, "unread": 2})
-    found.names |= {"a", "missing"}
-    return found
+    result = Namespace({"a": 1, "unread": 2})
+    result.names |= {"a", "missing"}
+    return result
 
 
 def variable() -> contextvars.ContextVar[int]:
-    found: contextvars.ContextVar[int] = contextvars.ContextVar("x")
-    found.set(1)
-    return found
+    result: contextvars.ContextVar[int] = contextvars.ContextVar("x")
+    result.set(1)
+    return result
 
 
 def leaf() -> torch.Tensor:
@@ -45,8 +45,8 @@ def leaf() -> torch.Tensor:
     return x
 
 
-HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    # What makes it; a change that counts; what is no change, or one that does not count.
+CONTAINERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    # A function that creates the container, a change that counts, and one that does not count.
     "dict": (lambda: {"a": 1}, lambda x: x.update(a=2), lambda x: x.update(a=1)),
     "dict, new key": (lambda: {"a": 1}, lambda x: x.update(b=1), lambda x: x.pop("b", None)),
     "order": (lambda: {"a": 1, "b": 2}, lambda x: x.update(a=x.pop("a")), lambda x: None),
@@ -76,37 +76,37 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
 }
 
 
-@pytest.mark.parametrize("name", HOLDERS)
-def test_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_changes_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Thing, "factor", 2)
-    make, change, other = HOLDERS[name]
+    make, change, other = CONTAINERS[name]
     target = make()
-    holder = Container(target, entries(target))
+    container = Container(target, entries(target))
     other(target)
-    assert holder.is_unchanged()
+    assert container.is_unchanged()
     change(target)
-    assert not holder.is_unchanged()
+    assert not container.is_unchanged()
 
 
-def test_numbers_that_are_free() -> None:
+def test_numbers_that_are_inputs() -> None:
     """A learning rate may be another float, not another kind of number."""
     groups = {"lr": 0.1, "momentum": 0.9}
-    holder = Container(groups, entries(groups))
+    container = Container(groups, entries(groups))
     groups["lr"] = 0.2
-    assert holder.is_unchanged(input_keys={"lr"})
-    assert not holder.is_unchanged(input_keys={"momentum"})
+    assert container.is_unchanged(input_keys={"lr"})
+    assert not container.is_unchanged(input_keys={"momentum"})
     groups["lr"] = 1
-    assert not holder.is_unchanged(input_keys={"lr"})
+    assert not container.is_unchanged(input_keys={"lr"})
 
 
-def test_what_is_not_there() -> None:
+def test_missing_values_have_no_entries() -> None:
     assert entries(types.CellType()) == {}
     assert entries(contextvars.ContextVar("empty")) == {}
     assert entries(torch.ones(2, requires_grad=True) * 2) == {}
     assert repr(ABSENT) == "absent"
 
 
-def test_a_class_holds_its_bases() -> None:
+def test_entries_of_a_class_have_its_bases() -> None:
     assert entries(ClassDict(Thing, lambda name, _: name == "factor")) == {"factor": 2, BASES: (object,)}
 
 

@@ -1,4 +1,4 @@
-"""The guards of a function: equal keys for interchangeable states, and places that get their old values back."""
+"""Tests of guards/snapshot.py: states that can share a program have equal keys, and changed state is restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = torch.ones(3)
 
 
 def guards_of(function: Callable[..., Any], *args: Any) -> FunctionGuards:
-    """Guards that have seen one call. Another call before it leaves out code that runs once in a process, such as imports."""
+    """Returns guards that have observed one call. An earlier call runs code that runs only once in a process, such as imports."""
     function(*args)
     guards = FunctionGuards(function, 8)
     _, observation = observe(function, args, {})
@@ -85,13 +85,13 @@ def test_numbers_may_change_after_their_first_change() -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
 
-    def function(given: torch.optim.Optimizer) -> None:
+    def function(argument: torch.optim.Optimizer) -> None:
         model(X).sum().backward()
-        given.step()
+        argument.step()
 
-    for among_arguments in (False, True):
-        arguments = (optimizer,) if among_arguments else ()
-        guards = guards_of(function, *arguments) if among_arguments else guards_of(lambda: function(optimizer))
+    for in_arguments in (False, True):
+        arguments = (optimizer,) if in_arguments else ()
+        guards = guards_of(function, *arguments) if in_arguments else guards_of(lambda: function(optimizer))
 
         def key(guards: FunctionGuards = guards, arguments: Any = arguments, **settings: Any) -> Any:
             optimizer.param_groups[0].update(settings)
@@ -111,19 +111,19 @@ def test_numbers_may_change_after_their_first_change() -> None:
 def test_numbers_in_containers_may_change_unless_code_asks_for_types() -> None:
     state = {"count": 1, "name": "a", "sizes": (1, 2)}
     guards = guards_of(lambda x: (x * state["count"], state["name"], state["sizes"]), X)
-    asking = guards_of(lambda x: x * state["count"] if type(x) is torch.Tensor else x, X)
-    keys, others = [], []
+    asking_guards = guards_of(lambda x: x * state["count"] if type(x) is torch.Tensor else x, X)
+    keys, asking_keys = [], []
     for count in range(4):
         state |= {"count": count, "sizes": (count, 2)}
         keys.append(guards.take([X, count], {"by": 2.0 * count}).key)
-        others.append(asking.take([X], {}).key)
+        asking_keys.append(asking_guards.take([X], {}).key)
     assert keys[0] != keys[1] == keys[2] == keys[3]
-    assert len(set(others)) == 4
+    assert len(set(asking_keys)) == 4
     state["name"] = "b"
     assert guards.take([X, 5], {"by": 3.0}).key not in keys
 
 
-def test_places_get_their_old_values_back() -> None:
+def test_changed_entries_are_restored() -> None:
     state: dict[Any, Any] = {"count": 1, "kept": X}
     items = [1, 2]
 
@@ -132,30 +132,30 @@ def test_places_get_their_old_values_back() -> None:
 
     box = [X]
     guards = guards_of(function, X, box)
-    found = guards.take([X, box], {})
+    snapshot = guards.take([X, box], {})
     state["count"] += 1
     state["new"] = X
     del state["kept"]
     items.append(3)
     box[0] = None
-    assert {(path, key): value for (path, key), value in found.changes().items()} == {
+    assert {(path, key): value for (path, key), value in snapshot.changes().items()} == {
         ("state", "kept"): ABSENT,
         ("state", "count"): 2,
         ("state", "new"): X,
         ("items", 2): 3,
         ("args[1]", 0): None,
     }
-    found.restore()
+    snapshot.restore()
     assert (state, items, box) == ({"count": 1, "kept": X}, [1, 2], [X])
-    assert not found.changes()
-    found.put({("state", "count"): 5, ("state", "kept"): ABSENT, ("args[1]", 0): 7})
+    assert not snapshot.changes()
+    snapshot.put({("state", "count"): 5, ("state", "kept"): ABSENT, ("args[1]", 0): 7})
     assert (state, box) == ({"count": 5}, [7])
-    assert found.object_at(str(found.path_of(X))) is X
-    found.put({("state", ObjectAtPath(str(found.path_of(X)))): 1})
+    assert snapshot.object_at(str(snapshot.path_of(X))) is X
+    snapshot.put({("state", ObjectAtPath(str(snapshot.path_of(X)))): 1})
     assert state[X] == 1
 
 
-def test_new_code_widens() -> None:
+def test_new_code_widens_the_guards() -> None:
     shift = {"by": 1.0}
 
     def function(x: torch.Tensor, flag: bool) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_new_code_widens() -> None:
     assert guards.take([X, True], {}).key != key
 
 
-def test_code_that_no_object_leads_to() -> None:
+def test_code_without_a_path_is_refused() -> None:
     def function() -> int:
         return eval("lambda: 3")()
 
@@ -186,7 +186,7 @@ def test_code_that_no_object_leads_to() -> None:
     assert not guards.have_seen_a_call
 
 
-def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.most_guarded_values(monkeypatch, 10)
     data = [float(number) for number in range(20)]
     guards = guards_of(lambda: data[0])

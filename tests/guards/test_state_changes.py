@@ -1,4 +1,4 @@
-"""What a function reads: the stamp is another one after each change, and only then."""
+"""Tests of guards/state_changes.py: the stamp changes with each change of the state that a function reads, and only then."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import torch
 from dynaxla.guards.state_changes import StateChangeDetector, state_of
 
 
-def test_a_stamp() -> None:
+def test_stamp_changes_with_the_state() -> None:
     constant, own, entries = torch.ones(2), torch.ones(2), {"a": 1}
 
     def function() -> object:
         return constant, own, entries
 
-    readings = StateChangeDetector({"function": function}, [own])
-    first = readings.stamp()
-    readings.captured.put("key", 1)
+    detector = StateChangeDetector({"function": function}, [own])
+    first = detector.stamp()
+    detector.captured.put("key", 1)
     own.add_(1)
-    assert readings.stamp() == first
-    assert readings.captured.get("key") == 1
+    assert detector.stamp() == first
+    assert detector.captured.get("key") == 1
     constant.add_(1)
-    second = readings.stamp()
+    second = detector.stamp()
     assert second != first
-    assert readings.captured.get("key") is None
+    assert detector.captured.get("key") is None
     entries["a"] = 2
-    assert readings.stamp() not in (first, second)
+    assert detector.stamp() not in (first, second)
 
 
-def test_the_state_of_a_tensor() -> None:
+def test_state_of_a_tensor() -> None:
     tensor = torch.ones(2)
     before = state_of(tensor)
     assert state_of(tensor) == before

@@ -1,4 +1,4 @@
-"""torch's own settings, as a recorded program depends on them."""
+"""Tests of guards/torch_state.py: torch's settings, on which recorded programs depend."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SETTINGS: list[Callable[[], Any]] = [
 ]
 
 
-def test_settings_of_torch() -> None:
-    usual = global_state()
-    states = [usual]
+def test_each_setting_changes_the_state() -> None:
+    initial = global_state()
+    states = [initial]
     for make in SETTINGS:
         with make():
             states.append(global_state())
-        assert global_state() == usual
+        assert global_state() == initial
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_default_dtype(torch.float64)
     try:
@@ -44,20 +44,20 @@ def test_settings_of_torch() -> None:
         assert global_state() == states[-1]
 
 
-@pytest.mark.parametrize("place", private.FLOAT32_PRECISIONS, ids=".".join)
-def test_precision_of_float32(place: tuple[str, str]) -> None:
-    """The newer settings are seen, also where the older getters raise because they contradict them."""
-    usual, given = global_state(), private.float32_precision(*place)
+@pytest.mark.parametrize("setting", private.FLOAT32_PRECISIONS, ids=".".join)
+def test_precision_of_float32(setting: tuple[str, str]) -> None:
+    """The newer settings are noticed, also if they contradict the older ones, whose getters then raise."""
+    initial, initial_value = global_state(), private.float32_precision(*setting)
     for value in ("ieee", "tf32"):
-        torch._C._set_fp32_precision_setter(*place, value)
+        torch._C._set_fp32_precision_setter(*setting, value)
         try:
-            assert (global_state() == usual) == (value == given)
+            assert (global_state() == initial) == (value == initial_value)
         finally:
-            torch._C._set_fp32_precision_setter(*place, given)
-    assert global_state() == usual
+            torch._C._set_fp32_precision_setter(*setting, initial_value)
+    assert global_state() == initial
 
 
-def test_a_plain_cuda_is_the_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_gpu_is_part_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     states = []
     for current in (0, 1):
         with monkeypatch.context() as patch:

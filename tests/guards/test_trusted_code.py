@@ -1,4 +1,4 @@
-"""Whose code is trusted not to change: Python's, torch's, JAX's, NumPy's and ours, and nobody else's."""
+"""Tests of guards/trusted_code.py: only Python's, torch's, JAX's, NumPy's and dynaxla's code is trusted not to change."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def test_files() -> None:
 
 
 class Meta(type):
-    """Defines its classes' `__module__`, as Cython's metaclass does, and so hides its own."""
+    """Defines `__module__` for its classes, as Cython's metaclass does, and thereby hides its own."""
 
     __module__: Any = property(lambda kind: "somewhere")
 
 
-class Made(metaclass=Meta):
+class ClassOfMeta(metaclass=Meta):
     pass
 
 
 def test_classes_whose_metaclass_defines_their_module() -> None:
     assert not isinstance(Meta.__module__, str)
-    assert (trusted_code.module_of(Meta), trusted_code.module_of(Made)) == ("", "somewhere")
-    step = dynaxla.compile_step(lambda x: x * (2 if isinstance(Made(), Made) and type(Made) is Meta else 3))
+    assert (trusted_code.module_of(Meta), trusted_code.module_of(ClassOfMeta)) == ("", "somewhere")
+    step = dynaxla.compile_step(lambda x: x * (2 if isinstance(ClassOfMeta(), ClassOfMeta) and type(ClassOfMeta) is Meta else 3))
     for _ in range(4):
         assert step(torch.ones(2)).tolist() == [2, 2]
-    function = dynaxla.to_torch(lambda x: x * (2 if type(Made) is Meta else 3))
+    function = dynaxla.to_torch(lambda x: x * (2 if type(ClassOfMeta) is Meta else 3))
     assert torch.compile(lambda x: function(x) + 1, backend="dynaxla", fullgraph=True)(torch.ones(2)).tolist() == [3, 3]
 
 
-def test_objects_that_watch_a_function_are_not_part_of_it() -> None:
-    """A function can reach what watches it, which holds everything that it has reached."""
+def test_guards_of_a_function_are_not_part_of_it() -> None:
+    """A function can reach its own guards, which refer to all objects that it reaches."""
     assert trusted_code.is_own(StateChangeDetector({}))
     assert trusted_code.is_own(compile_step(function))
     assert not trusted_code.is_own(Kind())

@@ -1,4 +1,4 @@
-"""The subject here is not the code that XLA makes: it compiles quickly, for dynaxla and for jax.jit."""
+"""These tests do not check XLA's code, so XLA compiles quickly, for dynaxla and for jax.jit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def quickly(quick_xla: None) -> Iterator[None]:
-    """See quick_xla. JAX's own setting of this kind is part of the key of what jax.jit has compiled."""
+    """See quick_xla. jax.jit has JAX's own setting, which is part of the key of its cache."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

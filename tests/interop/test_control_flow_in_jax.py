@@ -1,4 +1,4 @@
-"""`to_jax` of functions that TorchDynamo captures in parts: control flow of torch's, checkpoints, compiled functions."""
+"""`to_jax` of functions of which TorchDynamo captures parts: torch's control flow, checkpoints, compiled functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dynaxla.errors import ArgumentError, CaptureError, UnsupportedOp
 from dynaxla.interop import to_jax
 from support.releases import fails_in_oldest
 
-# torch's own: TorchDynamo looks at gradients of what it captures, and torch.export at trees in an old way.
+# Warnings of torch: TorchDynamo reads gradients of captured tensors, and torch.export uses a deprecated check of trees.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
@@ -71,7 +71,7 @@ compiled_cond = torch.compile(cond, backend="eager")
 
 def eager(function: Callable[..., Any], x: torch.Tensor) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of control flow outside of any compilation
+        warnings.simplefilter("ignore")  # torch warns of control flow outside of compiled code
         return function(x)
 
 
@@ -120,7 +120,7 @@ def test_every_transform(function: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("function", [looped, counted])
-def test_what_has_no_gradient(function: Callable[..., Any]) -> None:
+def test_loops_without_gradient(function: Callable[..., Any]) -> None:
     f, x = to_jax(function), jnp.asarray(X.numpy())
     close(f(x), eager(function, X))
     close(jax.jit(f)(-x), eager(function, -X))
@@ -156,14 +156,14 @@ def test_branches_over_parameters() -> None:
 
 
 @pytest.mark.parametrize("function", [cond, nested, looped], ids=["cond", "nested", "while_loop"])
-def test_they_are_exported(function: Callable[..., Any]) -> None:
+def test_control_flow_is_exported(function: Callable[..., Any]) -> None:
     exported = dynaxla.export(function, (X,), platforms=["cpu"])
     for x in (X, -X):
         close(exported.call(x.numpy()), eager(function, x))
 
 
 @fails_in_oldest("it guards a function inside a traced one by a count that tracing changes")
-def test_a_compiled_function_inside_gives_no_warning() -> None:
+def test_inner_compiled_function_causes_no_warning() -> None:
     @torch.compile(backend="eager")
     def inner(x: torch.Tensor) -> torch.Tensor:
         return x.cos() * 3
@@ -184,14 +184,14 @@ def with_a_branch(branch: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tens
     return function
 
 
-def looks(x: torch.Tensor) -> torch.Tensor:
-    return x if x.sum() > 3 else x + 1  # the line that is told
+def branch_on_value(x: torch.Tensor) -> torch.Tensor:
+    return x if x.sum() > 3 else x + 1  # the line that the error names
 
 
 @pytest.mark.parametrize(
     ("branch", "message", "line"),
     [
-        (looks, "Data-dependent branching", "in looks"),
+        (branch_on_value, "Data-dependent branching", "in branch_on_value"),
         (lambda x: x.sum(), "expected same dim", "in function"),
         (lambda x: x[x > 0].sum() * x, "depends on the values", "test_control_flow_in_jax.py"),
         (lambda x: x * PARAMETER, "reads a parameter that is not one of its own", "test_control_flow_in_jax.py"),
@@ -206,7 +206,7 @@ def test_errors_name_the_line(branch: Callable[..., Any], message: str, line: st
     assert FACTOR.tolist() == [2.0, 3.0, 4.0]
 
 
-def test_a_branch_that_draws_needs_a_key() -> None:
+def test_random_branch_needs_a_key() -> None:
     f = to_jax(with_a_branch(lambda x: x + torch.rand_like(x)))
     with pytest.raises(ArgumentError, match="was called without a key") as caught:
         f(jnp.ones(3))
@@ -215,7 +215,7 @@ def test_a_branch_that_draws_needs_a_key() -> None:
     np.testing.assert_array_equal(f(-jnp.ones(3), rng=jax.random.key(0)), [-2.0, -2.0, -2.0])
 
 
-def test_loops_that_no_program_can_have() -> None:
+def test_unsupported_loops_are_refused() -> None:
     with pytest.raises(UnsupportedOp, match="no_grad"):
         to_jax(lambda x: while_loop(lambda x: x.sum() < 9, lambda x: (x * 2,), (x,)))(jnp.ones(3))
     with pytest.raises(CaptureError, match=r"carry torch\.tensor\(0\)"):
@@ -225,8 +225,8 @@ def test_loops_that_no_program_can_have() -> None:
 NUMBER: Any = 2.0
 
 
-def test_what_branches_read_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closure's tensor, and a number, which TorchDynamo takes for one that changes when it has changed once."""
+def test_state_that_branches_read_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured tensor, and a number, which TorchDynamo treats as dynamic after its first change."""
     table = torch.tensor([1.0, 2.0, 3.0])
     f = to_jax(with_a_branch(lambda x: x * table * NUMBER))
     for number in (2.0, 3.0, 4.0, 5):

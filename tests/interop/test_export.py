@@ -1,4 +1,4 @@
-"""PyTorch's models as StableHLO."""
+"""Tests of interop/export.py: PyTorch models as StableHLO."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from support.releases import IS_OLDEST
 
 
 class Attention(nn.Module):
-    """What a small transformer is made of, with sizes in its arithmetic."""
+    """A small transformer with sizes in its arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.places = nn.Embedding(20, 8), nn.Embedding(16, 8)
+        self.table, self.positions = nn.Embedding(20, 8), nn.Embedding(16, 8)
         self.qkv, self.norm, self.head = nn.Linear(8, 24), nn.LayerNorm(8), nn.Linear(8, 20)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         batch, length = ids.shape
-        x = self.table(ids) + self.places(torch.arange(length, device=ids.device))
+        x = self.table(ids) + self.positions(torch.arange(length, device=ids.device))
         q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 2, 4).permute(2, 0, 3, 1, 4)
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, 8)
         return self.head(x[:, -3:])
@@ -81,7 +81,7 @@ def test_new_values_of_buffers_are_results() -> None:
         dynaxla.export(module, (x,), weights="constants")
 
 
-def test_random_numbers_come_of_a_key() -> None:
+def test_random_numbers_need_a_key() -> None:
     exported = dynaxla.export(nn.Dropout(0.5), (torch.ones(1000),), platforms=["cpu"])
     ones = np.ones(1000, np.float32)
     with pytest.raises(dynaxla.errors.ArtifactError, match="draws random numbers"):
@@ -107,7 +107,7 @@ def test_nested_and_named_arguments() -> None:
         exported.call((array, {"b": array}), 3.0, more=array)
 
 
-def test_what_torch_has_captured_is_taken_as_it_is() -> None:
+def test_exported_program_of_torch() -> None:
     module = nn.Linear(2, 2)
     captured = torch.export.export(module, (torch.ones(3, 2),), dynamic_shapes=({0: Dim("n")},))
     exported = dynaxla.export(captured, platforms=["cpu"])
@@ -126,7 +126,7 @@ def sizes_in_arithmetic(x: torch.Tensor) -> dict[str, torch.Tensor]:
         "floor": x.long() // length,
         "remainder": x.long() % length,
         "difference": batch - x,
-        **({} if IS_OLDEST else {"power": x.abs() ** batch}),  # torch 2.11 takes two for a number of its own there
+        **({} if IS_OLDEST else {"power": x.abs() ** batch}),  # torch 2.11 specializes the exponent two
         "root": x / length**0.5,
         "reciprocal": torch.full((batch, 2), 1.0 / length),
         "smaller": x + min(batch, length),
@@ -138,7 +138,7 @@ def sizes_in_arithmetic(x: torch.Tensor) -> dict[str, torch.Tensor]:
         "mean": x.mean(1),
         "mean of all": x.mean(),
         "variance": x.var(1),
-        "place": x.argmax(1),
+        "argmax": x.argmax(1),
         "sorted": x.sort(1).values,
         "normalized": F.normalize(x, dim=1),
         "larger": F.interpolate(x[:, None], scale_factor=2),
@@ -157,11 +157,11 @@ def test_sizes_are_operands() -> None:
             array = found[name]
             assert array.dtype.name == str(expected.dtype).removeprefix("torch."), name
             half = expected.dtype == torch.bfloat16
-            given = torch.from_numpy(np.array(array.astype("float32") if half else array))
-            torch.testing.assert_close(given, expected.float() if half else expected, msg=lambda text, name=name: f"{name}: {text}")
+            actual = torch.from_numpy(np.array(array.astype("float32") if half else array))
+            torch.testing.assert_close(actual, expected.float() if half else expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_a_dimension_is_not_blamed_for_another_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrelated_error_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise TypeError("unrelated")
 
@@ -214,7 +214,7 @@ SQUARE = torch.ones(3, 3)
         (takes_largest, ({1: Dim("width")},), CaptureError, r"(?s)needs the sizes of its operands as numbers.*give the dimension limits"),
     ],
 )
-def test_what_cannot_be_exported_is_told(function: Any, dynamic: Any, error: type[Exception], message: str) -> None:
+def test_unsupported_functions_are_refused(function: Any, dynamic: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         dynaxla.export(function, (SQUARE,), dynamic_shapes=dynamic)
 
@@ -222,15 +222,15 @@ def test_what_cannot_be_exported_is_told(function: Any, dynamic: Any, error: typ
 def test_writes_that_would_be_lost_are_refused() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * 1
-        y.unfold(0, 1, 2).mul_(0)  # what lies between the windows would become zero, too
+        y.unfold(0, 1, 2).mul_(0)  # elements between the windows would become zero, too
         return y
 
     with pytest.raises(CaptureError, match=r"cannot be exported: it writes with aten\.mul_\.Tensor to a view that aten\.unfold made"):
         dynaxla.export(function, (torch.ones(5),))
 
 
-def test_ops_that_xla_compiles_for_no_tpu_are_refused() -> None:
-    """Also in the graph of a control-flow op: the compiler would end the process that loads the model."""
+def test_ops_without_tpu_support_are_refused() -> None:
+    """The ops are refused in branches, too: XLA's compiler would end the process that loads the model."""
 
     def inner(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: torch.linalg.svd(x).U.contiguous(), lambda x: x + 1, (x,))
@@ -241,7 +241,7 @@ def test_ops_that_xla_compiles_for_no_tpu_are_refused() -> None:
         assert dynaxla.export(function, (torch.eye(3),), platforms=["cpu"]).manifest.platforms == ("cpu",)
 
 
-def test_wrong_settings_are_told() -> None:
+def test_wrong_settings_are_refused() -> None:
     for settings in ({"platforms": ["gpu"]}, {"platforms": "cpu"}, {"platforms": []}, {"weights": "files"}):
         with pytest.raises(OptionError):
             dynaxla.export(nn.Linear(2, 2), (torch.ones(1, 2),), **settings)

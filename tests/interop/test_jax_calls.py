@@ -1,4 +1,4 @@
-"""The op that stands for a JAX function in torch's graphs."""
+"""Tests of interop/jax_calls.py: the op that stands for a JAX function in torch's graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_fake_results_are_like_real_ones() -> None:
     assert [(item.shape, item.dtype, item.stride()) for item in fake] == [(item.shape, item.dtype, item.stride()) for item in real]
 
 
-def test_a_trace_stays_as_it_was() -> None:
+def test_traced_call_ignores_later_changes() -> None:
     scale = [2.0]
     call = JaxCall(lambda x: [x * scale[0]], "scaled", False).traced_call()
     assert jax_call([torch.ones(2)], call.number)[0].tolist() == [2, 2]
@@ -30,7 +30,7 @@ def test_a_trace_stays_as_it_was() -> None:
     assert jax_call([torch.ones(2)], call.number)[0].tolist() == [2, 2]
 
 
-def test_a_call_that_is_gone() -> None:
+def test_deleted_call_raises() -> None:
     number = JaxCall(lambda x: [x], "gone", False).number
     gc.collect()
     with pytest.raises(DynaxlaError, match="no longer exists"):

@@ -1,4 +1,4 @@
-"""`dynaxla.to_torch`: JAX functions of torch tensors, in eager mode, in compiled functions and steps, and under torch's transforms."""
+"""Tests of interop/jax_in_torch.py (`to_torch`): JAX functions in eager mode, in compiled code, and under torch's transforms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def torch_swish(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(x)
 
 
-def fresh(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
@@ -34,7 +34,7 @@ def test_trees_keywords_and_numbers() -> None:
     def affine(inputs: Any, *, scale: float, names: tuple[str, ...]) -> Any:
         return {name: inputs["x"] @ inputs["w"][0] * scale for name in names} | {"count": (inputs["x"] > 0).sum(), "none": None}
 
-    x, w = fresh(3, 4), fresh(4, 5, seed=1)
+    x, w = random_tensor(3, 4), random_tensor(4, 5, seed=1)
     found = to_torch(affine)({"x": x, "w": [w]}, scale=2.0, names=("a", "b"))
     assert list(found) == ["a", "b", "count", "none"]
     assert found["none"] is None
@@ -44,13 +44,13 @@ def test_trees_keywords_and_numbers() -> None:
 
 
 def test_gradients_are_those_of_torch() -> None:
-    x = fresh(5).requires_grad_()
+    x = random_tensor(5).requires_grad_()
     to_torch(swish)(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.autograd.grad(torch_swish(x).sum(), x)[0])
 
 
 def test_gradients_of_any_order_and_of_complex_numbers() -> None:
-    x, z = fresh(3, dtype=torch.float64).requires_grad_(), fresh(3, dtype=torch.complex128).requires_grad_()
+    x, z = random_tensor(3, dtype=torch.float64).requires_grad_(), random_tensor(3, dtype=torch.complex128).requires_grad_()
     function = to_torch(lambda x, n: (jnp.sin(x) * x**n, x.conj() * 2), x64=True)
     assert torch.autograd.gradcheck(lambda x: function(x, 3), (x,))
     assert torch.autograd.gradgradcheck(lambda x: function(x, 3), (x,))
@@ -58,7 +58,7 @@ def test_gradients_of_any_order_and_of_complex_numbers() -> None:
 
 
 def test_integers_have_no_gradient() -> None:
-    table, tokens = fresh(7, 3).requires_grad_(), torch.tensor([1, 5, 1], dtype=torch.int32)
+    table, tokens = random_tensor(7, 3).requires_grad_(), torch.tensor([1, 5, 1], dtype=torch.int32)
     rows, largest = to_torch(lambda table, tokens: (table[tokens], table.argmax(1)))(table, tokens)
     assert rows.requires_grad
     assert not largest.requires_grad
@@ -66,8 +66,8 @@ def test_integers_have_no_gradient() -> None:
     torch.testing.assert_close(table.grad, torch.autograd.grad(table[tokens].sum(), table)[0])
 
 
-def test_results_that_are_not_used_and_inputs_that_want_no_gradient() -> None:
-    x, y = fresh(3).requires_grad_(), fresh(3, seed=1)
+def test_unused_results_and_inputs_without_gradient() -> None:
+    x, y = random_tensor(3).requires_grad_(), random_tensor(3, seed=1)
     first, _ = to_torch(lambda x, y: (x * y, x / y))(x, y)
     first.sum().backward()
     torch.testing.assert_close(x.grad, y)
@@ -77,7 +77,7 @@ def test_results_that_are_not_used_and_inputs_that_want_no_gradient() -> None:
 
 
 def test_writing_to_an_input_before_the_backward_pass_is_noticed() -> None:
-    x = fresh(3).requires_grad_()
+    x = random_tensor(3).requires_grad_()
     inner = x * 1
     result = to_torch(swish)(inner).sum()
     with torch.no_grad():
@@ -86,16 +86,16 @@ def test_writing_to_an_input_before_the_backward_pass_is_noticed() -> None:
         result.backward()
 
 
-def test_results_have_memory_of_their_own() -> None:
+def test_results_have_their_own_memory() -> None:
     constant = jnp.arange(4.0)
     x = torch.ones(4)
-    same, again, kept = to_torch(lambda x: (x, x, constant))(x)
-    for tensor in (same, again, kept):
+    same, again, constant_result = to_torch(lambda x: (x, x, constant))(x)
+    for tensor in (same, again, constant_result):
         tensor.mul_(5)
     assert x.tolist() == [1] * 4
     assert np.asarray(constant).tolist() == [0, 1, 2, 3]
     assert same.tolist() == again.tolist() == [5] * 4
-    y = fresh(3).requires_grad_()  # JAX keeps the result of exp for its gradient
+    y = random_tensor(3).requires_grad_()  # JAX saves the result of exp for its gradient
     result = to_torch(jnp.exp)(y)
     expected = result.detach().clone()
     result.detach().mul_(100)
@@ -114,13 +114,13 @@ def test_tensors_of_all_strides(tensor: torch.Tensor) -> None:
 
 
 def test_conjugate_bits_are_seen() -> None:
-    z = fresh(3, dtype=torch.complex64)
+    z = random_tensor(3, dtype=torch.complex64)
     torch.testing.assert_close(to_torch(lambda z: z * 2)(z.conj()), z.conj() * 2)
     torch.testing.assert_close(to_torch(lambda z: z * 2)(z.conj().imag), z.conj().imag * 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex128])
-def test_wide_types_are_never_cut(dtype: torch.dtype) -> None:
+def test_64_bit_types_are_never_truncated(dtype: torch.dtype) -> None:
     value = torch.tensor([2**40 + 1]).to(dtype)
     with jax.enable_x64(False), pytest.raises(UnsupportedTensor, match=r"64-bit types are off(.|\n)*x64=True"):
         to_torch(lambda x: x + 1)(value)
@@ -131,11 +131,11 @@ def test_wide_types_are_never_cut(dtype: torch.dtype) -> None:
         assert found.tolist() == (value + 1).tolist()
 
 
-def test_jaxs_own_exceptions_come_through() -> None:
+def test_exceptions_of_the_function_are_raised() -> None:
     def wrong(x: Any) -> Any:
-        raise ValueError("of the user's")
+        raise ValueError("the user's error")
 
-    with pytest.raises(ValueError, match="of the user's") as caught:
+    with pytest.raises(ValueError, match="the user's error") as caught:
         to_torch(wrong)(torch.ones(2))
     assert any(entry.name == "wrong" for entry in caught.traceback)
     with pytest.raises(TypeError, match="takes a function"):
@@ -153,40 +153,42 @@ def test_jaxs_own_exceptions_come_through() -> None:
 def test_callbacks_run_in_eager_mode() -> None:
     seen: list[float] = []
 
-    def noted(x: Any) -> Any:
+    def with_callback(x: Any) -> Any:
         jax.debug.callback(lambda value: seen.append(float(value)), x.sum(), ordered=True)
         return x + 1
 
-    assert to_torch(noted)(torch.ones(3)).tolist() == [2] * 3
+    assert to_torch(with_callback)(torch.ones(3)).tolist() == [2] * 3
     jax.effects_barrier()
     assert seen == [3.0]
 
 
 def test_torchs_transforms() -> None:
-    function, x = to_torch(swish), fresh(4)
+    function, x = to_torch(swish), random_tensor(4)
     expected = torch.func.grad(lambda x: torch_swish(x).sum())
     torch.testing.assert_close(torch.func.grad(lambda x: function(x).sum())(x), expected(x))
     second = torch.func.grad(lambda x: torch.func.grad(lambda x: function(x).sum())(x).sum())
     torch.testing.assert_close(second(x), torch.func.grad(lambda x: expected(x).sum())(x))
-    batch = fresh(3, 4)
+    batch = random_tensor(3, 4)
     torch.testing.assert_close(torch.func.vmap(function)(batch), torch_swish(batch))
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(lambda x: function(x).sum()))(batch), torch.func.vmap(expected)(batch))
     product = to_torch(jnp.dot)
-    torch.testing.assert_close(torch.func.vmap(product, in_dims=(1, None))(batch, fresh(3, seed=2)), batch.t() @ fresh(3, seed=2))
+    torch.testing.assert_close(
+        torch.func.vmap(product, in_dims=(1, None))(batch, random_tensor(3, seed=2)), batch.t() @ random_tensor(3, seed=2)
+    )
 
 
-# Compiled.
+# Compiled functions.
 
 
-def both(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+def composed(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, w: second(first(x) @ w) + 1
 
 
 def test_two_functions_are_one_program_forward_and_one_backward() -> None:
-    function = both(to_torch(swish), to_torch(lambda x: jnp.tanh(x) * 2))
-    expected = both(torch_swish, lambda x: torch.tanh(x) * 2)
+    function = composed(to_torch(swish), to_torch(lambda x: jnp.tanh(x) * 2))
+    expected = composed(torch_swish, lambda x: torch.tanh(x) * 2)
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
-    x, w = fresh(3, 4).requires_grad_(), fresh(4, 5, seed=1).requires_grad_()
+    x, w = random_tensor(3, 4).requires_grad_(), random_tensor(4, 5, seed=1).requires_grad_()
     metrics.reset()
     result = compiled(x, w)
     assert [metrics.counter_value(name) for name in ("graphs", "calls")] == [1, 1]
@@ -197,15 +199,15 @@ def test_two_functions_are_one_program_forward_and_one_backward() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_other_backends_call_it(backend: str) -> None:
-    compiled = torch.compile(both(to_torch(swish), to_torch(jnp.tanh)), backend=backend)
-    x, w = fresh(3, 4).requires_grad_(), fresh(4, 5, seed=1)
+def test_other_backends_call_the_function(backend: str) -> None:
+    compiled = torch.compile(composed(to_torch(swish), to_torch(jnp.tanh)), backend=backend)
+    x, w = random_tensor(3, 4).requires_grad_(), random_tensor(4, 5, seed=1)
     result = compiled(x, w)
-    torch.testing.assert_close(result, both(torch_swish, torch.tanh)(x, w))
-    torch.testing.assert_close(torch.autograd.grad(result.sum(), x), torch.autograd.grad(both(torch_swish, torch.tanh)(x, w).sum(), x))
+    torch.testing.assert_close(result, composed(torch_swish, torch.tanh)(x, w))
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), x), torch.autograd.grad(composed(torch_swish, torch.tanh)(x, w).sum(), x))
 
 
-def test_what_it_reads_is_never_stale() -> None:
+def test_captured_state_is_never_stale() -> None:
     state = {"scale": jnp.full(3, 2.0)}
     function = to_torch(lambda x: x * state["scale"])
     compiled = torch.compile(lambda x: function(x), backend="dynaxla", fullgraph=True)
@@ -219,16 +221,16 @@ def test_what_it_reads_is_never_stale() -> None:
 
 
 def test_two_functions_of_one_name() -> None:
-    def made(number: float) -> Callable[..., Any]:
+    def make_function(number: float) -> Callable[..., Any]:
         def function(x: Any) -> Any:
             return x + number
 
         return to_torch(function)
 
-    functions = [made(1.0), made(2.0)]
+    functions = [make_function(1.0), make_function(2.0)]
     compiled = torch.compile(lambda x, index: functions[index](x), backend="dynaxla")
     assert [compiled(torch.zeros(2), index).tolist() for index in (0, 1)] == [[1, 1], [2, 2]]
-    functions[0] = made(3.0)
+    functions[0] = make_function(3.0)
     assert compiled(torch.zeros(2), 0).tolist() == [3, 3]
 
 
@@ -236,7 +238,7 @@ def test_numbers_and_sizes_are_part_of_the_program() -> None:
     function = to_torch(lambda x, n, *, name: jnp.sum(x, axis=0) * n + (1 if name == "one" else x.shape[0]))
     compiled = torch.compile(lambda x, n, name: function(x, n, name=name), backend="dynaxla", dynamic=True)
     for rows, n, name in ((3, 2, "one"), (5, 2, "one"), (5, 4, "one"), (5, 4, "rows"), (5, 0.5, "rows")):
-        x = fresh(rows, 2)
+        x = random_tensor(rows, 2)
         torch.testing.assert_close(compiled(x, n, name), x.sum(0) * n + (1 if name == "one" else rows))
 
 
@@ -247,8 +249,8 @@ def test_x64_is_part_of_the_program() -> None:
             assert compiled(torch.zeros(2)).dtype == dtype
 
 
-def test_a_compiled_step_has_it_in_its_program() -> None:
-    function, weight = to_torch(swish), fresh(4, 4).requires_grad_()
+def test_function_is_part_of_a_compiled_step() -> None:
+    function, weight = to_torch(swish), random_tensor(4, 4).requires_grad_()
     twin = weight.detach().clone().requires_grad_()
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in (weight, twin)]
 
@@ -261,7 +263,7 @@ def test_a_compiled_step_has_it_in_its_program() -> None:
         return loss
 
     for number in range(3):
-        x = fresh(2, 4, seed=number)
+        x = random_tensor(2, 4, seed=number)
         loss = step(x)
         expected = torch_swish(x @ twin).square().sum()
         expected.backward()
@@ -271,7 +273,7 @@ def test_a_compiled_step_has_it_in_its_program() -> None:
         torch.testing.assert_close(weight, twin)
 
 
-def test_what_cannot_be_traced_runs_between_programs() -> None:
+def test_untraceable_function_runs_between_programs() -> None:
     branching = to_torch(lambda x: x * 2 if float(x.sum()) > 0 else x)
     compiled = torch.compile(lambda x: branching(x + 1) + 1, backend="dynaxla")
     assert [compiled(torch.full((2,), number)).tolist() for number in (0.0, -3.0)] == [[3, 3], [-1, -1]]
@@ -286,12 +288,12 @@ def test_pallas_kernels() -> None:
 
         return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
 
-    function, x = to_torch(double), fresh(8, 8)
+    function, x = to_torch(double), random_tensor(8, 8)
     torch.testing.assert_close(function(x), x * 2)
     torch.testing.assert_close(torch.compile(lambda x: function(x) + 1, backend="dynaxla", fullgraph=True)(x), x * 2 + 1)
 
 
-def test_derivatives_of_ones_own() -> None:
+def test_custom_derivatives() -> None:
     @jax.custom_vjp
     def straight(x: Any) -> Any:
         return jnp.round(x)
@@ -299,13 +301,13 @@ def test_derivatives_of_ones_own() -> None:
     straight.defvjp(lambda x: (jnp.round(x), None), lambda _, cotangent: (cotangent * 3,))
     function = to_torch(straight)
     for called in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
-        x = fresh(4).requires_grad_()
+        x = random_tensor(4).requires_grad_()
         called(x).sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == [3] * 4
 
 
-def test_a_compiled_step_is_never_stale() -> None:
+def test_compiled_step_is_never_stale() -> None:
     state = {"scale": 2.0}
     function = to_torch(lambda x: x * state["scale"])
     step = dynaxla.compile_step(lambda x: function(x) + 1, fullgraph=True)
@@ -317,9 +319,9 @@ def test_a_compiled_step_is_never_stale() -> None:
 
 def test_exceptions_of_compiled_functions_are_the_users() -> None:
     def wrong(x: Any) -> Any:
-        raise ValueError("of the user's")
+        raise ValueError("the user's error")
 
-    with pytest.raises(ValueError, match="of the user's"):
+    with pytest.raises(ValueError, match="the user's error"):
         torch.compile(to_torch(wrong), backend="dynaxla")(torch.ones(2))
     with jax.enable_x64(False), pytest.raises(UnsupportedTensor, match="64-bit types are off"):
         torch.compile(to_torch(swish), backend="dynaxla")(torch.ones(2, dtype=torch.float64))
@@ -333,14 +335,14 @@ def test_forward_mode_is_refused() -> None:
     assert "torch.func.vjp" in str(caught.value)
 
 
-def test_a_tracer_from_elsewhere_is_told() -> None:
-    kept: list[jax.Array] = []
+def test_leaked_tracer_raises() -> None:
+    leaked: list[jax.Array] = []
 
-    def keeping(x: jax.Array) -> jax.Array:
-        kept.append(x * 2)
+    def leaks_a_tracer(x: jax.Array) -> jax.Array:
+        leaked.append(x * 2)
         return x + 1
 
-    first, second = to_torch(keeping), to_torch(lambda x: x + kept[0])
+    first, second = to_torch(leaks_a_tracer), to_torch(lambda x: x + leaked[0])
     with pytest.raises(UnsupportedTensor, match="reads a tracer") as caught:
         torch.compile(lambda x: second(first(x)), backend="dynaxla")(torch.ones(3))
     assert "return them" in caught.value.hint

@@ -1,4 +1,4 @@
-"""`as_jax` and `as_torch`: one memory."""
+"""Tests of interop/sharing.py: tensors and arrays share memory through `as_jax` and `as_torch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 4), (0, 3)], ids=str)
-def test_there_and_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.empty(shape).uniform_(0, 3).to(dtype)
     array = as_jax(tensor)
     assert array.shape == shape
@@ -41,7 +41,7 @@ def test_wide_types(dtype: torch.dtype) -> None:
         assert torch.equal(as_torch(as_jax(tensor)), tensor)
 
 
-def test_a_write_is_seen_by_both() -> None:
+def test_write_is_visible_to_both() -> None:
     tensor = torch.ones(4)
     array = as_jax(tensor)
     tensor.mul_(3)
@@ -53,14 +53,14 @@ def test_each_keeps_the_memory_alive() -> None:
     array = as_jax(tensor)
     del tensor
     assert float(array.sum()) == 499500
-    made = jnp.arange(1000.0)
-    shared = as_torch(made)
-    del made
+    new_array = jnp.arange(1000.0)
+    shared = as_torch(new_array)
+    del new_array
     gc.collect()
     assert shared.sum().item() == 499500
 
 
-def test_it_says_why_not() -> None:
+def test_reasons_why_memory_is_not_shared() -> None:
     base = torch.ones(8, 4)
     for tensor, reason in (
         (base.t(), "not contiguous"),

@@ -1,4 +1,4 @@
-"""`to_jax`: values and gradients are eager PyTorch's under each transform of JAX, with 32 bits and with 64."""
+"""Tests of interop/torch_in_jax.py (`to_jax`): values and gradients are eager mode's under each transform of JAX, with 32 and 64 bits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
         yield request.param
 
 
-def arrays(tensor: torch.Tensor) -> Array:
+def to_array(tensor: torch.Tensor) -> Array:
     return jnp.asarray(tensor.numpy())
 
 
@@ -61,7 +61,7 @@ X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.usefixtures("x64")
 def test_every_transform() -> None:
-    model, x = mlp(), arrays(X)
+    model, x = mlp(), to_array(X)
     f, params = to_jax(model)
     close(f(params, x), model(X))
     close(jax.jit(f)(params, x), model(X))
@@ -97,7 +97,7 @@ def test_every_transform() -> None:
 
 
 class Language(nn.Module):
-    """With tied weights, indices, keyword and static arguments, and numbers among its results."""
+    """A model with tied weights, indices, keyword and static arguments, and numbers among its results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,57 +112,57 @@ class Language(nn.Module):
         return {"logits": logits, "loss": loss, "best": (logits.argmax(-1),), "count": tokens.shape[0]}
 
 
-def test_a_language_model(x64: bool) -> None:
+def test_language_model(x64: bool) -> None:
     torch.manual_seed(0)
     model, tokens = Language(), torch.randint(0, 11, (3, 6))
     f, params = to_jax(model)
     assert "head.weight" not in params
-    result = f(params, arrays(tokens), scale=2.0, labels=arrays(tokens))
+    result = f(params, to_array(tokens), scale=2.0, labels=to_array(tokens))
     expected = model(tokens, scale=2.0, labels=tokens)
     close(result["logits"], expected["logits"])
     assert result["count"] == 3
     assert result["best"][0].dtype == (jnp.int64 if x64 else jnp.int32)
     np.testing.assert_array_equal(result["best"][0], expected["best"][0].numpy())
-    assert f(params, arrays(tokens))["loss"] is None
-    gradient = jax.jit(jax.grad(lambda params: f(params, arrays(tokens), labels=arrays(tokens))["loss"]))(params)
+    assert f(params, to_array(tokens))["loss"] is None
+    gradient = jax.jit(jax.grad(lambda params: f(params, to_array(tokens), labels=to_array(tokens))["loss"]))(params)
     all_close(gradient, gradients(model, model(tokens, labels=tokens)["loss"]))
 
 
-def test_an_index_out_of_range_is_nan() -> None:
+def test_index_out_of_range_gives_nan() -> None:
     f, params = to_jax(nn.Embedding(3, 2))
     assert np.isnan(f(params, jnp.array([1, 3]))).all()
     assert not np.isnan(f(params, jnp.array([1, 2]))).any()
 
 
-def normed() -> nn.Module:
+def batch_norm_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5))
 
 
-def test_buffers_are_returned_where_they_are_given(x64: bool) -> None:
-    model = normed()
+def test_buffers_are_arguments_and_results(x64: bool) -> None:
+    model = batch_norm_model()
     f, params = to_jax(model)
     with pytest.raises(ArgumentError, match=r"changes its buffers \(1\.running_mean"):
-        f(params, arrays(X))
-    result, buffers = jax.jit(lambda params, buffers: f(params, arrays(X), buffers=buffers))(params, f.buffers)
+        f(params, to_array(X))
+    result, buffers = jax.jit(lambda params, buffers: f(params, to_array(X), buffers=buffers))(params, f.buffers)
     close(result, model(X))
     assert buffers.keys() == dict(model.named_buffers()).keys()
     assert buffers["1.num_batches_tracked"].dtype == (jnp.int64 if x64 else jnp.int32)
     for name, value in model.named_buffers():
         close(buffers[name], value)
-    close(f(params, arrays(X), buffers=buffers)[1]["1.running_mean"], (model(X), model[1].running_mean)[1])
+    close(f(params, to_array(X), buffers=buffers)[1]["1.running_mean"], (model(X), model[1].running_mean)[1])
     assert f.buffers["1.num_batches_tracked"] == 0
 
 
-def test_a_later_change_of_mode_is_refused() -> None:
-    model = normed()
+def test_later_change_of_mode_is_refused() -> None:
+    model = batch_norm_model()
     f, params = to_jax(model)
-    f(params, arrays(X), buffers=f.buffers)
+    f(params, to_array(X), buffers=f.buffers)
     model.eval()
     with pytest.raises(CaptureError, match="was in train mode when to_jax converted it, and is in eval mode now"):
-        f(params, arrays(X), buffers=f.buffers)
+        f(params, to_array(X), buffers=f.buffers)
     f, params = to_jax(model)
-    close(f(params, arrays(X)), model(X))
+    close(f(params, to_array(X)), model(X))
 
 
 def test_random_numbers_follow_from_the_key() -> None:
@@ -172,16 +172,16 @@ def test_random_numbers_follow_from_the_key() -> None:
     with pytest.raises(ArgumentError, match="is not a key"):
         f(params, jnp.ones(100), rng=3.5)
 
-    def drawn(seed: int, x: Array) -> Array:
+    def draw(seed: int, x: Array) -> Array:
         return f(params, x, rng=jax.random.key(seed))
 
-    one = drawn(1, jnp.ones(100))
-    assert set(np.unique(one)) == {0, 2}
-    np.testing.assert_array_equal(one, jax.jit(drawn)(1, jnp.ones(100)))
-    assert (one != drawn(2, jnp.ones(100))).any()
-    value, gradient = jax.value_and_grad(lambda x: drawn(1, x).sum())(jnp.ones(100))
-    np.testing.assert_array_equal(gradient, one)
-    assert value == one.sum()
+    first = draw(1, jnp.ones(100))
+    assert set(np.unique(first)) == {0, 2}
+    np.testing.assert_array_equal(first, jax.jit(draw)(1, jnp.ones(100)))
+    assert (first != draw(2, jnp.ones(100))).any()
+    value, gradient = jax.value_and_grad(lambda x: draw(1, x).sum())(jnp.ones(100))
+    np.testing.assert_array_equal(gradient, first)
+    assert value == first.sum()
     keys = jax.vmap(lambda key: f(params, jnp.ones(100), rng=key))(jax.random.split(jax.random.key(0), 3))
     assert len({tuple(row) for row in keys.tolist()}) == 3
     f, params = to_jax(nn.Dropout(0.5).eval())
@@ -227,42 +227,42 @@ def without_gradients(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_gradients_are_autograds(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Where JAX would differentiate the operations otherwise."""
+    """JAX would differentiate some of these functions differently."""
     x = torch.tensor([0.0, 1.0, 2.0, 2.0], requires_grad=True)
     function(x).sum().backward()
     f = to_jax(function)
-    found = jax.jit(jax.grad(lambda x: f(x).sum()))(arrays(x.detach()))
+    found = jax.jit(jax.grad(lambda x: f(x).sum()))(to_array(x.detach()))
     close(found, x.grad)
-    along = jax.jvp(lambda x: f(x).sum(), (arrays(x.detach()),), (jnp.float32([1, 2, 3, 4]),))[1]
+    along = jax.jvp(lambda x: f(x).sum(), (to_array(x.detach()),), (jnp.float32([1, 2, 3, 4]),))[1]
     close(along, (x.grad * torch.tensor([1.0, 2, 3, 4])).sum())
 
 
 def test_gradients_of_complex_numbers_are_jaxs() -> None:
-    """torch's are their conjugates."""
+    """torch's gradients are the conjugates of JAX's."""
     z = jnp.array([1 + 2j, -0.5 + 0.25j], jnp.complex64)
     f = to_jax(lambda z: (z * z).real.sum() + 3 * z.abs().sum())
 
-    def by_hand(z: Array) -> Array:
+    def reference(z: Array) -> Array:
         return (z * z).real.sum() + 3 * jnp.abs(z).sum()
 
-    np.testing.assert_allclose(jax.jit(jax.grad(f))(z), jax.grad(by_hand)(z), rtol=1e-5)
-    np.testing.assert_allclose(jax.jvp(f, (z,), (1j * z,))[1], jax.jvp(by_hand, (z,), (1j * z,))[1], rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(z), jax.grad(reference)(z), rtol=1e-5)
+    np.testing.assert_allclose(jax.jvp(f, (z,), (1j * z,))[1], jax.jvp(reference, (z,), (1j * z,))[1], rtol=1e-5)
     g = to_jax(lambda z: z * z * 1j)
     expected = jax.vjp(lambda z: z * z * 1j, z)[1](z)[0]
     np.testing.assert_allclose(jax.vjp(g, z)[1](z)[0], expected, rtol=1e-5)
 
 
-def test_static_arguments_are_told_apart() -> None:
+def test_static_arguments_are_distinguished() -> None:
     f = to_jax(lambda x, number: torch.copysign(x, torch.tensor(number)))
     assert [float(f(jnp.float32(1), number)) for number in (0.0, -0.0, 0.0)] == [1, -1, 1]
     g = to_jax(lambda x, flag: x + (1 if flag is True else 2))
     assert [float(g(jnp.float32(1), flag)) for flag in (1, True, 1)] == [3, 2, 3]
 
 
-def test_nothing_of_a_trace_is_kept() -> None:
+def test_no_tracer_leaks() -> None:
     f, params = to_jax(mlp())
     with jax.checking_leaks():
-        jax.jit(jax.value_and_grad(lambda params: f(params, arrays(X)).sum()))(params)
+        jax.jit(jax.value_and_grad(lambda params: f(params, to_array(X)).sum()))(params)
 
 
 def test_autocast_around_a_call_is_refused() -> None:
@@ -287,8 +287,8 @@ def test_module_hooks_run() -> None:
     model[0].register_forward_hook(lambda _module, _inputs, output: output * 2)
     model[2].register_full_backward_hook(lambda _module, inputs, _outputs: (inputs[0] * 3,))
     f, params = to_jax(model)
-    close(f(params, arrays(X)), model(X))
-    all_close(jax.grad(lambda params: f(params, arrays(X)).sum())(params), gradients(model, model(X).sum()))
+    close(f(params, to_array(X)), model(X))
+    all_close(jax.grad(lambda params: f(params, to_array(X)).sum())(params), gradients(model, model(X).sum()))
 
 
 def test_hooks_of_parameters_are_refused() -> None:
@@ -329,20 +329,20 @@ def test_inputs_are_never_written() -> None:
 @pytest.mark.sample(quick=1)
 def test_dtypes(x64: bool) -> None:
     f, params = to_jax(mlp(), dtype=jnp.bfloat16)
-    assert f(params, arrays(X).astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    assert f(params, to_array(X).astype(jnp.bfloat16)).dtype == jnp.bfloat16
     with pytest.raises(OptionError, match="not a floating-point dtype"):
         to_jax(mlp(), dtype=jnp.int32)
     assert to_jax(lambda x: x.argmax())(jnp.ones(3)).dtype == (jnp.int64 if x64 else jnp.int32)
     assert to_jax(lambda x: x.double() / 3)(jnp.ones(3, jnp.float32)).dtype == (jnp.float64 if x64 else jnp.float32)
     if x64:
         f, params = to_jax(mlp().double())
-        assert jax.grad(lambda params: f(params, arrays(X.double())).sum())(params)["0.weight"].dtype == jnp.float64
+        assert jax.grad(lambda params: f(params, to_array(X.double())).sum())(params)["0.weight"].dtype == jnp.float64
     else:
         with pytest.raises(OptionError, match="is float64, and JAX's 64-bit types are off here"):
             to_jax(mlp().double())
         weak = to_jax(lambda x: x + 1)(jnp.asarray(1.0))
         assert not weak.weak_type
-        wide = to_jax(lambda x: (x * 2**40 + 1) - x * 2**40)  # only 64 bits hold it on the way
+        wide = to_jax(lambda x: (x * 2**40 + 1) - x * 2**40)  # intermediate values need 64 bits
         assert jax.jit(wide)(jnp.array([3])).tolist() == [1]
         gradient = jax.grad(lambda x: to_jax(lambda x: (x.double() ** 2).sum())(x))(jnp.float32([3]))
         assert gradient.dtype == jnp.float32
@@ -350,13 +350,13 @@ def test_dtypes(x64: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
-def test_a_parameter_of_another_kind_of_number_is_refused(dtype: Any) -> None:
-    """torch's modules compute nothing with it, and JAX has no gradient by it."""
+def test_parameter_of_another_kind_of_dtype_is_refused(dtype: Any) -> None:
+    """torch's modules cannot compute with it, and JAX has no gradient of it."""
     f, params = to_jax(mlp())
     with pytest.raises(ArgumentError, match=r"0\.weight of Sequential has the dtype .*float32") as caught:
-        jax.jit(f)({**params, "0.weight": jnp.ones((8, 4), dtype)}, arrays(X))
+        jax.jit(f)({**params, "0.weight": jnp.ones((8, 4), dtype)}, to_array(X))
     assert "astype" in caught.value.hint
-    half = f({name: value.astype(jnp.bfloat16) for name, value in params.items()}, arrays(X).astype(jnp.bfloat16))
+    half = f({name: value.astype(jnp.bfloat16) for name, value in params.items()}, to_array(X).astype(jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
 
 
@@ -368,7 +368,7 @@ def test_memory_is_copied_or_shared() -> None:
     assert addresses[1] == model.weight.data_ptr() != addresses[0]
 
 
-def test_trees_that_do_not_fit() -> None:
+def test_wrong_parameters_are_refused() -> None:
     f, params = to_jax(mlp())
     for given, message in (
         ({}, "lack 0.weight, 0.bias"),
@@ -378,7 +378,7 @@ def test_trees_that_do_not_fit() -> None:
         ({**params, "0.bias": torch.ones(8)}, r"\['0.bias'\] of Sequential is a Tensor"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            f(given, arrays(X))
+            f(given, to_array(X))
     with pytest.raises(ArgumentError, match="was called with a torch tensor"):
         f(params, X)
 
@@ -390,37 +390,37 @@ def branching(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [branching, lambda x: x[x > 0], lambda x: x * x.sum().item(), torch.nonzero])
-def test_values_that_python_needs(function: Callable[..., Any]) -> None:
+def test_reads_of_values_are_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(CaptureError, match="depends on the values of a tensor") as caught:
         to_jax(function)(jnp.ones(3))
     assert function is torch.nonzero or "test_torch_in_jax.py" in caught.value.where
 
 
-def test_what_only_torch_computes() -> None:
+def test_op_without_lowering_is_refused() -> None:
     with pytest.raises(UnsupportedOp, match="linalg_eig"):
         to_jax(torch.linalg.eigvals)(jnp.eye(3))
 
 
-def test_parameters_from_elsewhere_are_refused() -> None:
+def test_parameters_of_another_module_are_refused() -> None:
     model = mlp()
     with pytest.raises(CaptureError, match="reads a parameter that is not one of its own"):
-        to_jax(lambda x: model(x))(arrays(X))
+        to_jax(lambda x: model(x))(to_array(X))
 
 
-def test_tensors_that_stay_in_the_module_are_refused() -> None:
-    class Keeping(nn.Module):
+def test_tensors_stored_in_the_module_are_refused() -> None:
+    class StoresTensor(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.last = x + 1
             return self.last
 
-    model = Keeping()
+    model = StoresTensor()
     f, params = to_jax(model)
     with pytest.raises(CaptureError, match="keeps a tensor as its attribute last"):
         f(params, jnp.ones(2))
     assert not hasattr(model, "last")
 
 
-class Caching(nn.Module):
+class CachesTensor(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
@@ -432,11 +432,11 @@ class Caching(nn.Module):
         return x * self.cache["twice"]
 
 
-# torch's own: a fake tensor is made of one with a gradient.
+# torch warns when it creates a fake tensor for a tensor with a gradient.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_caches_of_tensors_are_refused() -> None:
-    """An empty one, as a trace has no values for it, and a full one, as the gradient would end there."""
-    model = Caching()
+    """An empty cache has no values during a trace. At the tensors of a full cache, the gradient would end."""
+    model = CachesTensor()
     f, params = to_jax(model)
     with pytest.raises(CaptureError, match="keeps a tensor in its attribute cache"):
         f(params, jnp.ones(2))
@@ -447,13 +447,13 @@ def test_caches_of_tensors_are_refused() -> None:
     assert "test_torch_in_jax.py" in caught.value.where
 
 
-@fails_in_oldest("its tracer refuses them with an error of its own")
+@fails_in_oldest("its tracer raises another error")
 def test_tensors_of_an_earlier_trace_are_refused() -> None:
-    kept: list[torch.Tensor] = []
+    stored: list[torch.Tensor] = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        kept.append(x)
-        return x * kept[0]
+        stored.append(x)
+        return x * stored[0]
 
     with pytest.raises(CaptureError, match="an earlier trace has stored") as caught:
         to_jax(function)(jnp.ones(2))
@@ -472,7 +472,7 @@ class Settings:
     factor: float
 
 
-class Method:
+class ScaleFunction:
     def __init__(self) -> None:
         self.factor = 2.0
 
@@ -491,27 +491,27 @@ class Scaled(nn.Module):
         return self.inner(x) * self.factor * self.constant
 
 
-def never_stale(f: Callable[..., Any], function: Callable[..., Any], *changes: Callable[[], Any]) -> None:
-    """After each change the converted function gives what eager PyTorch gives; without one, nothing is looked for again."""
+def check_never_stale(f: Callable[..., Any], function: Callable[..., Any], *changes: Callable[[], Any]) -> None:
+    """Asserts that after each change the converted function returns eager PyTorch's results."""
     x = torch.tensor([1.0, 2.0, 3.0])
     results = [function(x).tolist()]
-    close(f(arrays(x)), function(x))
+    close(f(to_array(x)), function(x))
     for change in changes:
         change()
-        close(f(arrays(x)), function(x))
+        close(f(to_array(x)), function(x))
         results.append(function(x).tolist())
         assert results[-1] != results[-2]
 
 
-def test_values_that_it_reads_are_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    never_stale(to_jax(helper), helper, lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0))
-    never_stale(to_jax(lambda x: helper(x)), lambda x: helper(x), lambda: monkeypatch.setitem(globals(), "helper", lambda x: x * 5))
-    entries, rows, settings, method = {"a": 2.0}, [2.0], Settings(2.0), Method()
+def test_captured_values_are_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_never_stale(to_jax(helper), helper, lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0))
+    check_never_stale(to_jax(lambda x: helper(x)), lambda x: helper(x), lambda: monkeypatch.setitem(globals(), "helper", lambda x: x * 5))
+    entries, rows, settings, method = {"a": 2.0}, [2.0], Settings(2.0), ScaleFunction()
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * entries["a"] + rows[0] * settings.factor + method(x)
 
-    never_stale(
+    check_never_stale(
         to_jax(function),
         function,
         lambda: entries.update(a=3.0),
@@ -522,7 +522,7 @@ def test_values_that_it_reads_are_never_stale(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_tensors_that_it_reads_are_never_stale() -> None:
+def test_captured_tensors_are_never_stale() -> None:
     constant = torch.ones(3)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -532,14 +532,16 @@ def test_tensors_that_it_reads_are_never_stale() -> None:
         nonlocal constant
         constant = torch.full((3,), 9.0)
 
-    never_stale(to_jax(function), function, lambda: constant.mul_(2), lambda: setattr(constant, "data", torch.full((3,), 7.0)), rebind)
+    check_never_stale(
+        to_jax(function), function, lambda: constant.mul_(2), lambda: setattr(constant, "data", torch.full((3,), 7.0)), rebind
+    )
 
 
-def test_what_a_module_reads_is_never_stale() -> None:
+def test_state_of_a_module_is_never_stale() -> None:
     model = Scaled()
     f, params = to_jax(model)
 
-    never_stale(
+    check_never_stale(
         lambda x: f(params, x),
         model,
         lambda: setattr(model, "factor", 3.0),
@@ -560,8 +562,8 @@ def test_torchs_settings_are_never_stale() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_derivative_is_that_of_the_function_that_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX keeps what it has traced, and asks for the derivative later."""
+def test_derivative_after_a_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX caches the trace, and asks for its derivative later."""
     table = torch.tensor([1.0, 2.0, 3.0])
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -583,16 +585,16 @@ def test_a_derivative_is_that_of_the_function_that_was_traced(monkeypatch: pytes
             jax.grad(lambda x, f=f: f(x).sum())(jnp.ones(3))
 
 
-class Equalizing(TorchDispatchMode):
-    """Takes all tensors for equal."""
+class AllEqualMode(TorchDispatchMode):
+    """A mode in which all tensors compare as equal."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return True if func is torch.ops.aten.equal.default else func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("mode", [Equalizing, FakeTensorMode, lambda: FakeTensorMode(allow_non_fake_inputs=True)])
-def test_a_mode_around_a_derivative_changes_nothing(mode: Callable[[], Any]) -> None:
-    """What was traced is compared with what would be traced now."""
+@pytest.mark.parametrize("mode", [AllEqualMode, FakeTensorMode, lambda: FakeTensorMode(allow_non_fake_inputs=True)])
+def test_modes_do_not_affect_a_derivative(mode: Callable[[], Any]) -> None:
+    """The derivative compares the cached trace with a new one. A mode must not affect the comparison."""
     holder = {"table": torch.tensor([1.0, 2.0, 3.0])}
     f, other = (jax.jit(to_jax(lambda x: x * holder["table"] * torch.tensor([1.0, 1.0, 2.0]))) for _ in range(2))
     f(jnp.ones(3)), other(jnp.ones(3))
@@ -616,7 +618,7 @@ class Counting(nn.Module):
         return x * self.weight * torch.tensor([1.0, 2.0])
 
 
-def test_a_change_that_the_program_does_not_see_keeps_its_derivative() -> None:
+def test_derivative_after_a_change_that_the_program_does_not_read() -> None:
     f, params = to_jax(Counting())
     step = jax.jit(f)
     step(params, jnp.ones(2))
@@ -624,7 +626,7 @@ def test_a_change_that_the_program_does_not_see_keeps_its_derivative() -> None:
     close(gradient["weight"], torch.tensor([1.0, 2.0]))
 
 
-def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_state_causes_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = internals.object_walks(monkeypatch)
     model = Scaled()
     f, params = to_jax(model)
@@ -633,7 +635,7 @@ def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -
         f(params, jnp.ones(3))
     assert len(walks) == 1
     with torch.no_grad():
-        model.inner.weight.mul_(2)  # a call is given its parameters
+        model.inner.weight.mul_(2)  # parameters are arguments of a call
     f(params, jnp.ones(3))
     assert len(walks) == 1
     for _ in range(3):
@@ -643,18 +645,18 @@ def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -
     assert len(walks) == count
 
 
-def test_writes_elsewhere_are_refused() -> None:
-    seen = torch.zeros(3)
+def test_writes_to_captured_tensors_are_refused() -> None:
+    captured = torch.zeros(3)
     with pytest.raises(CaptureError, match="to a tensor that is not among its arguments") as caught:
-        to_jax(lambda x: seen.add_(1) + x)(jnp.ones(3))
+        to_jax(lambda x: captured.add_(1) + x)(jnp.ones(3))
     assert "test_torch_in_jax.py" in caught.value.where
-    assert seen.tolist() == [0.0] * 3
+    assert captured.tolist() == [0.0] * 3
 
 
 def test_writes_that_would_be_lost_are_refused() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * 1
-        y.unfold(0, 1, 2).mul_(0)  # what lies between the windows would become zero, too
+        y.unfold(0, 1, 2).mul_(0)  # elements between the windows would become zero, too
         return y
 
     assert function(torch.ones(5)).tolist() == [0, 1, 0, 1, 0]
@@ -663,7 +665,7 @@ def test_writes_that_would_be_lost_are_refused() -> None:
     assert "test_torch_in_jax.py" in caught.value.where
 
 
-def test_an_array_given_twice_is_two_tensors() -> None:
+def test_array_given_twice_becomes_two_tensors() -> None:
     f, x = to_jax(lambda x, y: x.add_(1) + y), jnp.ones(3)
     expected = torch.ones(3).add_(1) + torch.ones(3)
     close(f(x, x), expected)
@@ -672,29 +674,29 @@ def test_an_array_given_twice_is_two_tensors() -> None:
     close(x, torch.ones(3))
 
 
-def test_what_torch_compile_made() -> None:
+def test_functions_of_torch_compile() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin() * 2
 
     f, x = to_jax(torch.compile(function, backend="dynaxla")), torch.ones(3)
-    close(jax.jit(f)(arrays(x)), function(x))
-    close(jax.vmap(f)(arrays(x)), function(x))
-    close(jax.grad(lambda x: f(x).sum())(arrays(x)), 2 * x.cos())
+    close(jax.jit(f)(to_array(x)), function(x))
+    close(jax.vmap(f)(to_array(x)), function(x))
+    close(jax.grad(lambda x: f(x).sum())(to_array(x)), 2 * x.cos())
     model = mlp()
     f, params = to_jax(torch.compile(model, backend="dynaxla"))
     assert params.keys() == dict(model.named_parameters()).keys()
-    close(f(params, arrays(X)), model(X))
+    close(f(params, to_array(X)), model(X))
 
 
-def test_it_is_public() -> None:
+def test_to_jax_is_public() -> None:
     assert dynaxla.to_jax is to_jax
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_optax_and_torchs_optimizer_give_the_same_losses(name: str) -> None:
-    model = normed()
+    model = batch_norm_model()
     f, params = to_jax(model)
-    wanted = torch.randn(6, 5, generator=torch.Generator().manual_seed(2))
+    targets = torch.randn(6, 5, generator=torch.Generator().manual_seed(2))
     ours = {"sgd": optax.sgd(0.1, momentum=0.9), "adamw": optax.adamw(1e-2, weight_decay=0.1)}[name]
     parameters = model.parameters()
     theirs = torch.optim.SGD(parameters, 0.1, momentum=0.9) if name == "sgd" else torch.optim.AdamW(parameters, 1e-2, weight_decay=0.1)
@@ -702,8 +704,8 @@ def test_optax_and_torchs_optimizer_give_the_same_losses(name: str) -> None:
     @jax.jit
     def step(params: Any, buffers: Any, state: Any) -> Any:
         def loss(params: Any) -> Any:
-            out, updated = f(params, arrays(X), buffers=buffers)
-            return jnp.square(out - arrays(wanted)).mean(), updated
+            out, updated = f(params, to_array(X), buffers=buffers)
+            return jnp.square(out - to_array(targets)).mean(), updated
 
         (value, buffers), gradient = jax.value_and_grad(loss, has_aux=True)(params)
         updates, state = ours.update(gradient, state, params)
@@ -714,7 +716,7 @@ def test_optax_and_torchs_optimizer_give_the_same_losses(name: str) -> None:
         params, buffers, state, value = step(params, buffers, state)
         losses.append(float(value))
         theirs.zero_grad()
-        loss = (model(X) - wanted).square().mean()
+        loss = (model(X) - targets).square().mean()
         loss.backward()
         theirs.step()
         expected.append(loss.item())

@@ -1,4 +1,4 @@
-"""Torch's functions inside JAX's transforms, on the device "jax"."""
+"""torch's functions inside JAX's transforms, on the device "jax"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls whose 64-bit numbers stay wide in programs of JAX with 32 bits, under each of JAX's transforms."""
+"""Tests of interop/wide_calls.py: 64-bit values inside programs of JAX with 32 bits, under each of JAX's transforms."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jax import numpy as jnp
 from dynaxla.errors import CaptureError
 from dynaxla.interop.wide_calls import Derivative, WideCall, narrowed
 
-W, PLACES = jnp.arange(12.0, dtype=jnp.float32).reshape(4, 3), jnp.array([1, 2, 0], jnp.int32)
+W, INDICES = jnp.arange(12.0, dtype=jnp.float32).reshape(4, 3), jnp.array([1, 2, 0], jnp.int32)
 
 
-def wide(w: Array, places: Array) -> list[Array]:
-    """Sums that 32 bits cannot hold, a sort, a running sum and the places of maxima: JAX lowers these by tracing them once more."""
-    rows = w.at[lax.convert_element_type(places, np.int64)].get()
-    large = jnp.cumsum(lax.convert_element_type(places, np.int64) * np.int64(2**35)) // np.int64(2**35)
+def wide(w: Array, indices: Array) -> list[Array]:
+    """Sums that need 64 bits, a sort, a cumsum and an argmax. JAX lowers these with another trace."""
+    rows = w.at[lax.convert_element_type(indices, np.int64)].get()
+    large = jnp.cumsum(lax.convert_element_type(indices, np.int64) * np.int64(2**35)) // np.int64(2**35)
     exact = jnp.cumsum(lax.convert_element_type(rows, np.float64) + np.float64(1e-12), 0)
     ordered = lax.sort((exact, lax.broadcasted_iota(np.int64, exact.shape, 0)), dimension=0, num_keys=1)[0]
     total = ordered.sum() + large.sum() + ((exact.sum() + 2.0**40) - 2.0**40)
@@ -27,20 +27,20 @@ def wide(w: Array, places: Array) -> list[Array]:
 call = WideCall(wide)
 
 
-def total(w: Array, places: Array = PLACES) -> Array:
-    return call([w, places])[0]
+def total(w: Array, indices: Array = INDICES) -> Array:
+    return call([w, indices])[0]
 
 
 GRADIENT = np.float32([[2, 2, 2], [6, 6, 6], [4, 4, 4], [0, 0, 0]])
 
 
-def test_numbers_are_wide_within_a_narrow_program() -> None:
+def test_64_bit_values_in_a_32_bit_program() -> None:
     assert not jax.config.jax_enable_x64
     for run in (call, jax.jit(lambda operands: call(operands))):
-        result, places = run([W, PLACES])
-        assert (result.dtype, places.dtype) == (jnp.float32, jnp.int32)
+        result, indices = run([W, INDICES])
+        assert (result.dtype, indices.dtype) == (jnp.float32, jnp.int32)
         np.testing.assert_allclose(result, 169)
-        assert places.tolist() == [2, 2, 2]
+        assert indices.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -51,17 +51,17 @@ def test_transforms(jit: object) -> None:
     np.testing.assert_allclose(jit(lambda w: jax.jvp(total, (w,), (w,))[1])(W), (GRADIENT * W).sum())
     two = jnp.stack([W, 2 * W])
     np.testing.assert_allclose(jit(jax.vmap(jax.grad(total)))(two), np.stack([GRADIENT, GRADIENT]))
-    rows = jnp.stack([PLACES, PLACES])
+    rows = jnp.stack([INDICES, INDICES])
     np.testing.assert_allclose(jit(jax.grad(lambda w: jax.vmap(total, (None, 0))(w, rows).sum()))(W), 2 * GRADIENT)
     scanned = jit(jax.grad(lambda w: lax.scan(lambda c, row: (c + total(w, row), None), jnp.float32(0), rows)[0]))
     np.testing.assert_allclose(scanned(W), 2 * GRADIENT)
 
 
-def test_a_second_derivative_is_jaxs_own() -> None:
+def test_second_derivative() -> None:
     np.testing.assert_allclose(jax.hessian(lambda w: total(w) ** 2)(W), 2 * np.multiply.outer(GRADIENT, GRADIENT))
 
 
-def test_a_derivative_that_is_given() -> None:
+def test_custom_derivative() -> None:
     class Tripled(WideCall):
         def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
             derivative_error = CaptureError("twice")
@@ -80,7 +80,7 @@ def test_a_derivative_that_is_given() -> None:
             second(x)
 
 
-def test_traces_are_kept_and_bounded() -> None:
+def test_traces_are_cached() -> None:
     traced = []
 
     def run(x: Array) -> list[Array]:

@@ -1,4 +1,4 @@
-"""What tests of lowerings look at."""
+"""Fixtures for the tests of lowerings."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from support import internals
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each implementation that is a call of torch's kernels, as they are traced."""
+    """A list with an entry for each traced call of torch's kernels from a program."""
     return internals.torch_kernel_calls(monkeypatch)

@@ -1,4 +1,4 @@
-"""Ops that no program can hold, nor a fallback, are known by namespace, schema, or what they take and give."""
+"""Asynchronous ops are found by namespace, by schema, or by the types of their arguments and results."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ aten = torch.ops.aten
     ],
     ids=str,
 )
-def test_ops_known_by_namespace_or_schema(op: Any) -> None:
+def test_op_is_asynchronous_by_namespace_or_schema(op: Any) -> None:
     build = Builder()
     node = build.call(op, build.input(3))
     assert is_asynchronous(node)
     assert is_asynchronous(build.call(torch.ops.higher_order.with_effects, build.input(0), op, node))
 
 
-def test_all_collectives_are_known() -> None:
+def test_all_collectives_are_asynchronous() -> None:
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, name = schema.name.partition("::")
         if namespace in NAMESPACES:
@@ -44,25 +44,25 @@ def test_all_collectives_are_known() -> None:
             assert is_asynchronous(Builder().call(op)), op
 
 
-def test_objects_among_the_values() -> None:
+def test_futures_as_results_or_arguments_are_asynchronous() -> None:
     build = Builder()
     assert is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1, value=torch.futures.Future()))
-    holder = build.graph.placeholder("work")
-    holder.meta["val"] = torch.futures.Future()
-    assert is_asynchronous(build.call(begin_sum._opoverload, holder))
+    work = build.graph.placeholder("work")
+    work.meta["val"] = torch.futures.Future()
+    assert is_asynchronous(build.call(begin_sum._opoverload, work))
     assert not is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1))
 
 
 @pytest.mark.parametrize(
     "op", [aten.rand.generator, aten.uniform_.default, aten.sort.default, aten.item.default, aten._print.default], ids=str
 )
-def test_ordinary_ops(op: Any) -> None:
+def test_ordinary_ops_are_not_asynchronous(op: Any) -> None:
     build = Builder()
     assert not is_asynchronous(build.call(op, build.input(3)))
 
 
-def test_what_is_waited_for() -> None:
-    """A library's own collective may have no other sign."""
+def test_awaited_node_is_asynchronous() -> None:
+    """A collective that a library defines may have no other sign."""
     build = Builder()
     waited, read = (build.call(aten.neg.default, build.input(3)) for _ in range(2))
     assert not is_asynchronous(waited)

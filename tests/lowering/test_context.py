@@ -1,4 +1,4 @@
-"""What a lowering may ask: keys, checks and metadata; a nested graph has its own, and shares the rest."""
+"""The context of a lowering: PRNG keys, checks and metadata. A nested graph has its own values and checks, and shares the rest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def bits(key: jax.Array) -> list[int]:
     return found
 
 
-def test_keys() -> None:
-    """Another one each time; a nested graph draws from its own, and moves this one's on by nothing."""
+def test_keys_differ_and_a_nested_context_has_its_own() -> None:
+    """Each call returns another key. A nested context derives keys from its own key, and does not advance the outer context."""
     plain, nesting = (Context("cpu", key=jax.random.key(0)) for _ in range(2))
     keys = [bits(plain.key()) for _ in range(3)]
     assert len({tuple(key) for key in keys}) == 3
@@ -29,15 +29,15 @@ def test_keys() -> None:
     assert bits(nesting.key()) == keys[1]
 
 
-def test_a_random_op_that_does_not_say_so() -> None:
+def test_key_for_an_op_without_the_random_tag_raises() -> None:
     ctx = Context("cpu")
     ctx.node = Builder().call(aten.relu.default, 1)
     with pytest.raises(AssertionError, match="random numbers but lacks"):
         ctx.key()
 
 
-def test_nested() -> None:
-    """An inner context has checks and fused results of its own, and shares the platform and the kernel calls of the whole program."""
+def test_nested_context() -> None:
+    """An inner context has its own values, checks and fused results. It shares the platform and the program's kernel calls."""
     ctx = Context("cpu")
     node = Builder().input(2)
     ctx.values[node] = jnp.ones(2)

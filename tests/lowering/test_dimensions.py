@@ -1,4 +1,4 @@
-"""Dimensions, sizes and slices as ATen and Python count them."""
+"""Dimensions, sizes and slices, by the rules of ATen and Python for negative and missing numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import export
 from dynaxla.lowering.dimensions import clamp_slice, definitely, infer_size, is_static, move, reduction_dims, slice_dim, wrap
 
 
-def test_dimensions_are_counted_from_the_front() -> None:
+def test_wrapped_dimensions_are_not_negative() -> None:
     assert [wrap(dim, 3) for dim in (0, 2, -1, -3)] == [0, 2, 2, 0]
     assert [wrap(dim, 0) for dim in (0, -1)] == [0, 0]
 
@@ -26,16 +26,16 @@ def test_reduced_dimensions() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, -1), (-1,), (3, -1, 2), (6, 4), (-1, 24)], ids=str)
-def test_inferred_sizes_are_torchs(sizes: tuple[int, ...]) -> None:
+def test_inferred_sizes_match_torch(sizes: tuple[int, ...]) -> None:
     assert infer_size(sizes, 24) == tuple(torch.empty(24).view(sizes).shape)
 
 
-def test_inferred_sizes_of_nothing() -> None:
+def test_inferred_sizes_of_an_empty_tensor() -> None:
     assert infer_size((2, -1), 0) == tuple(torch.empty(0).view(2, -1).shape)
-    assert infer_size((0, -1), 0) == (0, 0), "torch refuses it; here nothing is divided by zero"
+    assert infer_size((0, -1), 0) == (0, 0), "torch refuses these sizes; infer_size must not divide by zero"
 
 
-def test_slices_are_pythons() -> None:
+def test_slices_match_python() -> None:
     bounds = [None, -9, -3, -1, 0, 1, 4, 5, 9]
     for size, start, end, step in itertools.product((0, 1, 5), bounds, bounds, (1, 2, 7)):
         first, last, count = clamp_slice(size, start, end, step)
@@ -56,11 +56,11 @@ def test_slicing_and_moving_one_dimension() -> None:
 
 @pytest.fixture
 def sizes() -> tuple[int, int]:
-    """Two symbolic ones, as in a program for export."""
+    """Two symbolic sizes, as in a program for export."""
     return export.symbolic_shape("batch, length")
 
 
-def test_comparisons_without_an_outcome_are_not_sure(sizes: tuple[int, int]) -> None:
+def test_undecidable_comparisons_are_not_definite(sizes: tuple[int, int]) -> None:
     batch, length = sizes
     assert definitely(lambda: 2 < 3)
     assert not definitely(lambda: 3 < 2)
@@ -72,13 +72,13 @@ def test_comparisons_without_an_outcome_are_not_sure(sizes: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("bounds", [(0, None), (None, 9223372036854775807), (1, -1), (-2, None), (3, 2), (0, 4), (-5, 7)], ids=str)
-def test_slices_of_symbolic_sizes_are_pythons(bounds: tuple[int | None, int | None], sizes: tuple[int, int]) -> None:
+def test_slices_of_symbolic_sizes_match_python(bounds: tuple[int | None, int | None], sizes: tuple[int, int]) -> None:
     def evaluated(value: int, size: int) -> int:
         return value if isinstance(value, int) else value._evaluate({"length": size})
 
-    found = clamp_slice(sizes[1], *bounds)
+    bounds_and_count = clamp_slice(sizes[1], *bounds)
     for size in (1, 2, 6, 9):
-        first, last, count = (evaluated(value, size) for value in found)
+        first, last, count = (evaluated(value, size) for value in bounds_and_count)
         assert list(range(size))[first:last] == list(range(size))[slice(*bounds)]
         assert count == len(range(size)[slice(*bounds)])
         assert first <= last

@@ -1,4 +1,4 @@
-"""Numbers that a program takes as inputs: what lowerings may do with them, and for which numbers a program holds."""
+"""Python numbers that are inputs of a program: the operations that a lowering can apply, and the numbers for which a program is valid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dynaxla.lowering.promotion import number, result_type
 F32 = np.dtype(np.float32)
 
 
-def _variant(watch: ScalarTrace) -> GuardedInputs:
-    return GuardedInputs(dict(watch.conditions), tuple(watch.scalar_inputs))
+def _guarded_inputs(trace: ScalarTrace) -> GuardedInputs:
+    return GuardedInputs(dict(trace.conditions), tuple(trace.scalar_inputs))
 
 
-def test_it_is_a_number_of_its_kind() -> None:
-    watch = ScalarTrace([0.5, 3])
-    fraction, whole = watch.number(0), watch.number(1)
+def test_dynamic_scalar_is_a_float_or_an_int() -> None:
+    trace = ScalarTrace([0.5, 3])
+    fraction, whole = trace.number(0), trace.number(1)
     assert is_dynamic(fraction)
     assert not is_dynamic(0.5)
     assert isinstance(fraction, float)
@@ -34,52 +34,52 @@ def test_it_is_a_number_of_its_kind() -> None:
     assert result_type((whole,)) == np.int64
 
 
-def test_comparisons_say_for_which_numbers_a_program_holds() -> None:
-    watch = ScalarTrace([0.25])
-    weight = watch.number(0)
+def test_comparisons_become_conditions() -> None:
+    trace = ScalarTrace([0.25])
+    weight = trace.number(0)
     assert abs(weight) < 0.5
     assert weight != 1
     assert bool(weight)
-    held = _variant(watch)
-    assert held.inputs([-0.4]) == []
+    guarded = _guarded_inputs(trace)
+    assert guarded.inputs([-0.4]) == []
     for other in (0.5, math.nan, 0.0):
-        assert held.inputs([other]) is None
+        assert guarded.inputs([other]) is None
 
 
-def test_calculations_are_done_with_each_number() -> None:
-    watch = ScalarTrace([0.25])
-    rest = 1 - watch.number(0) * 2
+def test_arithmetic_is_repeated_for_each_number() -> None:
+    trace = ScalarTrace([0.25])
+    rest = 1 - trace.number(0) * 2
     with jax.enable_x64(True):
         jax.eval_shape(lambda: number(rest, F32))
         jax.eval_shape(lambda: number(rest, F32))
     assert isinstance(rest, float)
-    assert _variant(watch).inputs([4.0]) == [(-7.0, F32)]
+    assert _guarded_inputs(trace).inputs([4.0]) == [(-7.0, F32)]
 
 
-def test_each_number_is_an_input_of_its_own() -> None:
-    watch = ScalarTrace([0.25, 4])
-    jax.eval_shape(lambda: (number(watch.number(0), F32), number(watch.number(1), F32)))
-    assert _variant(watch).inputs([0.5, 6]) == [(0.5, F32), (6, F32)]
+def test_each_number_is_a_separate_input() -> None:
+    trace = ScalarTrace([0.25, 4])
+    jax.eval_shape(lambda: (number(trace.number(0), F32), number(trace.number(1), F32)))
+    assert _guarded_inputs(trace).inputs([0.5, 6]) == [(0.5, F32), (6, F32)]
 
 
-def test_a_calculation_that_python_refuses() -> None:
-    watch = ScalarTrace([2])
-    assert 1 / watch.number(0) > 0
-    assert _variant(watch).inputs([5]) == []
-    assert _variant(watch).inputs([0]) is None
+def test_number_for_which_a_formula_raises_fails_the_condition() -> None:
+    trace = ScalarTrace([2])
+    assert 1 / trace.number(0) > 0
+    assert _guarded_inputs(trace).inputs([5]) == []
+    assert _guarded_inputs(trace).inputs([0]) is None
 
 
-def test_numbers_of_numpy_calculate_as_with_numbers() -> None:
-    watch = ScalarTrace([0.1])
-    product = np.float32(3) * watch.number(0)
+def test_arithmetic_with_numpy_scalars() -> None:
+    trace = ScalarTrace([0.1])
+    product = np.float32(3) * trace.number(0)
     with jax.enable_x64(True):
         jax.eval_shape(lambda: number(product, np.dtype(np.float64)))
-    [(value, _)] = _variant(watch).inputs([0.1]) or []
+    [(value, _)] = _guarded_inputs(trace).inputs([0.1]) or []
     assert value == np.float32(3) * 0.1
     assert type(value) is np.float32
 
 
-LOOKS: dict[str, Callable[[Any], Any]] = {
+INSPECTIONS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "int": int,
     "index": [1, 2].__getitem__,
@@ -97,17 +97,17 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_any_other_look_is_noticed(look: str) -> None:
-    watch = ScalarTrace([1.0])
+@pytest.mark.parametrize("name", INSPECTIONS)
+def test_any_other_access_is_an_inspection(name: str) -> None:
+    trace = ScalarTrace([1.0])
     with pytest.raises(NumberInspected):
-        LOOKS[look](watch.number(0))
-    assert watch.was_inspected
+        INSPECTIONS[name](trace.number(0))
+    assert trace.was_inspected
 
 
 @pytest.mark.parametrize(
-    "use", [lambda value: divmod(value, 2), lambda value: np.ones(2) * value, lambda value: value << 2, lambda value: np.isnan(value)]
+    "operation", [lambda value: divmod(value, 2), lambda value: np.ones(2) * value, lambda value: value << 2, lambda value: np.isnan(value)]
 )
-def test_what_it_cannot_do_is_an_error(use: Callable[[Any], Any]) -> None:
+def test_unsupported_operations_raise(operation: Callable[[Any], Any]) -> None:
     with pytest.raises((TypeError, NumberInspected)):
-        use(ScalarTrace([1.0]).number(0))
+        operation(ScalarTrace([1.0]).number(0))

@@ -1,4 +1,4 @@
-"""What eager mode does on one platform alone is in the program for that platform, and in no other."""
+"""Behavior of eager mode on one platform is part of the programs for that platform, and of no others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X86 = machine().lower() in ("x86_64", "amd64")
 def traced(
     function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], platform: str, choose: Chooser = choose_by_rules
 ) -> str:
-    """The program for a platform, which need not be here."""
+    """The program for a platform, which this machine need not have."""
     module = make_fx(lambda *tensors: (function(*tensors),), tracing_mode="fake")(*inputs)
     module.graph.eliminate_dead_code()
     program = Function(Interpreter(module, platform), choose=choose)
@@ -42,11 +42,15 @@ def traced(
             (torch.ones(4), torch.ones(3, 2), torch.ones(2, 4)),
             "tanh",
             ["cuda"],
-            id="a fused GELU is the one by tanh",
+            id="a fused GELU uses tanh",
         ),
         pytest.param(lambda x: x.to(torch.int32), (torch.ones(4),), "select_n", ["cpu"] if X86 else [], id="integers wrap as on x86"),
         pytest.param(
-            lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], (torch.ones(1, 2, 8, 8),), "reduce_window", ["cuda"], id="windows"
+            lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0],
+            (torch.ones(1, 2, 8, 8),),
+            "reduce_window",
+            ["cuda"],
+            id="max pooling reduces windows",
         ),
         pytest.param(
             lambda x, mean, variance: aten._native_batch_norm_legit_no_training(x, None, None, mean, variance, 0.1, 1e-5)[0],
@@ -57,12 +61,13 @@ def traced(
         ),
     ],
 )
-def test_programs_differ(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], operation: str, platforms: list[str]) -> None:
+def test_operation_is_in_the_programs_of_its_platforms(
+    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], operation: str, platforms: list[str]
+) -> None:
     assert [name for name in ("cpu", "cuda") if operation in traced(function, inputs, name)] == platforms
 
 
-def test_names_of_platforms() -> None:
-    """Every platform but the CPU does what CUDA does."""
+def test_all_platforms_but_the_cpu_behave_like_cuda() -> None:
     assert eager_behavior_on("cuda") == eager_behavior_on("rocm") == eager_behavior_on("tpu")
     assert eager_behavior_on("cpu").refuses_zero_divisors != eager_behavior_on("cuda").refuses_zero_divisors
     assert eager_behavior_on("cpu").widens_small_scales != eager_behavior_on("cuda").widens_small_scales
@@ -82,7 +87,7 @@ def test_portable_programs_round_as_on_the_cpu_on_every_machine() -> None:
     ],
 )
 def test_portable_programs_call_no_library(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
-    """On the CPU, such problems are given to oneDNN or to torch's kernels."""
+    """On the CPU, oneDNN or torch's kernels compute these problems."""
     calls = ("ffi_call", "callback", "custom_call")
     program = traced(function, inputs, PORTABLE, choose_generic)
     assert not [call for call in calls if call in program]

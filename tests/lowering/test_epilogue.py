@@ -1,4 +1,4 @@
-"""An activation is computed with a product where it is the only thing that reads the product."""
+"""Epilogues: an activation is computed together with a matrix product if no other node reads the product."""
 
 from __future__ import annotations
 
@@ -32,57 +32,57 @@ def product(build: Builder) -> Node:
         (aten.tanh_backward.default, {}, None),
     ],
 )
-def test_which_activation(op: Any, keywords: dict[str, str], name: str | None) -> None:
+def test_following_activation(op: Any, keywords: dict[str, str], name: str | None) -> None:
     build = Builder()
     node = product(build)
     reshaped = build.call(aten.view.default, node, [4], value=build.fake(4))
     activation = build.graph.call_function(op, (reshaped,), keywords)
-    found = following_activation(node)
-    assert (found and found.name) == name
-    if found is not None:
-        assert (found.node, found.reshapes) == (activation, (reshaped,))
+    epilogue = following_activation(node)
+    assert (epilogue and epilogue.name) == name
+    if epilogue is not None:
+        assert (epilogue.node, epilogue.reshapes) == (activation, (reshaped,))
 
 
-def test_nothing_else_may_read_the_product() -> None:
-    """Nor may it be a second operand, or one op further away."""
+def test_no_activation_if_the_product_has_another_use() -> None:
+    """Nor if the product is the activation's second operand, or if another op is in between."""
     cases = []
-    for read in ("twice", "twice behind a view", "as second", "behind an op", "returned", "not at all"):
+    for use in ("twice", "twice after a view", "as the second operand", "after an op", "returned", "not at all"):
         build = Builder()
         node = product(build)
-        view = build.call(aten.view.default, node, [4]) if "view" in read else node
-        if read == "as second":
+        view = build.call(aten.view.default, node, [4]) if "view" in use else node
+        if use == "as the second operand":
             build.call(aten.tanh_backward.default, build.input(4), node)
-        elif read == "behind an op":
+        elif use == "after an op":
             build.call(aten.tanh.default, build.call(aten.neg.default, node))
-        elif read != "not at all":
+        elif use != "not at all":
             build.call(aten.tanh.default, view)
-        if "twice" in read:
+        if "twice" in use:
             build.call(aten.neg.default, view)
-        if read == "returned":
+        if use == "returned":
             build.module(node)
         cases.append(following_activation(node))
     assert cases == [None] * 6
 
 
-def test_what_is_computed_with_it_is_claimed() -> None:
+def test_results_of_a_fused_activation_are_recorded() -> None:
     build = Builder()
     node = product(build)
     reshaped = build.call(aten.view.default, node, [4], value=build.fake(4))
     activation = build.call(aten.tanh.default, reshaped, value=build.fake(4))
-    asked: list[str] = []
+    computed: list[str] = []
 
     def compute(name: str) -> Any:
-        asked.append(name)
+        computed.append(name)
         return jnp.ones((2, 2))
 
-    for offered in ([], ["sigmoid"], ["tanh"]):
+    for supported in ([], ["sigmoid"], ["tanh"]):
         ctx = Context("cpu")
         ctx.node = node
-        assert with_activation(ctx, offered, compute).shape == (2, 2)
-        claimed = [item in ctx.fused_results for item in (node, reshaped, activation)]
-        assert claimed == ([False, True, True] if offered == ["tanh"] else [False] * 3)
-    assert asked == ["", "", "tanh"]
+        assert with_activation(ctx, supported, compute).shape == (2, 2)
+        is_fused = [item in ctx.fused_results for item in (node, reshaped, activation)]
+        assert is_fused == ([False, True, True] if supported == ["tanh"] else [False] * 3)
+    assert computed == ["", "", "tanh"]
     assert ctx.fused_results[reshaped] is None
     value = ctx.fused_results[activation]
     assert value is not None
-    assert value.shape == (4,), "as the activation's own result"
+    assert value.shape == (4,), "the shape of the activation's result"

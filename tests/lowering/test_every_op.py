@@ -1,5 +1,8 @@
-"""What every lowering must do, for each row of the table: eager mode's values, dtypes, shapes and strides, for dense operands and others,
-of rank 0 and without elements; sizes that change; gradients."""
+"""Properties of every lowering, tested for each row of the table.
+
+The values, dtypes, shapes and strides are those of eager mode, for dense, transposed and strided operands, and for operands of rank 0 or
+without elements. The gradients are those of eager mode, also after sizes have changed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import torch
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils import _pytree as pytree
 
-from dynaxla import interop as interop  # which has a lowering, too
+from dynaxla import interop as interop  # registers a lowering
 from dynaxla.lowering import registry
 from lowering.table import ELSEWHERE, ROWS
 from lowering.table.rows import FLOATS, Keywords, Make, Op
@@ -27,7 +30,7 @@ from support.timing import quick_compilation
 
 aten = torch.ops.aten
 
-# Eager mode's own warnings, which it gives at the first call of an op in a process.
+# Warnings of eager mode at the first call of an op in a process.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (
@@ -39,9 +42,9 @@ pytestmark = [
 ]
 
 
-# So many rows are compiled as one program.
-TOGETHER = 8
-GROUPS = [ROWS[first : first + TOGETHER] for first in range(0, len(ROWS), TOGETHER)]
+# The number of rows that are compiled as one program.
+ROWS_PER_PROGRAM = 8
+GROUPS = [ROWS[first : first + ROWS_PER_PROGRAM] for first in range(0, len(ROWS), ROWS_PER_PROGRAM)]
 SIZE = 4
 
 
@@ -61,7 +64,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() else x
 
 
-# How operands lie, and how many there are of them. What eager mode refuses of the last two is left out.
+# Layouts of operands, and the size of the first dimension. Samples of the last two that eager mode refuses are skipped.
 FORMS: dict[str, tuple[Callable[[Make], Make], int]] = {
     "dense": (lambda make: make, SIZE),
     "transposed": (lambda make: lambda *shape: transposed(make(*shape)), SIZE),
@@ -84,7 +87,7 @@ def apply(row: Op, sample: tuple[Any, ...]) -> Any:
 
 
 def calls(row: Op, dtypes: Sequence[torch.dtype], forms: Sequence[str]) -> Iterator[tuple[str, torch.dtype, Call, Any]]:
-    """Each with its form and eager's result."""
+    """Yields the form, the dtype, the call, and eager mode's result of each sample."""
     for dtype, form in itertools.product(dtypes, forms):
         if form in row.without:
             continue
@@ -100,7 +103,7 @@ def calls(row: Op, dtypes: Sequence[torch.dtype], forms: Sequence[str]) -> Itera
 
 
 def _samples(row: Op, make: Make, size: int, may_fail: bool) -> Sequence[tuple[Any, ...]]:
-    """None, if one is made by an op that eager mode refuses, and may refuse."""
+    """The samples of a row; none if `may_fail` and eager mode refuses an op that makes an operand."""
     try:
         return row.samples(make, size)
     except REFUSALS:
@@ -109,18 +112,18 @@ def _samples(row: Op, make: Make, size: int, may_fail: bool) -> Sequence[tuple[A
         return []
 
 
-def named(group: Sequence[Op]) -> str:
+def group_id(group: Sequence[Op]) -> str:
     return f"{group[0]}-{group[-1]}"
 
 
-def _some_dtypes(row: Op, place: int) -> Sequence[torch.dtype]:
-    """Returns the first dtype of a row, the first integer dtype, and of the others the one whose turn it is at this place.
+def _some_dtypes(row: Op, index: int) -> Sequence[torch.dtype]:
+    """Returns the first dtype of a row, the first integer dtype, and one of the others, chosen by the row's index in its group.
 
-    Lowerings often have branches of their own for integers. XLA's code differs little between the dtypes of a kind.
+    Lowerings often have separate branches for integers. XLA's code differs little between the dtypes of a kind.
     """
-    found = _first_dtypes(row)
-    others = [dtype for dtype in row.dtypes if dtype not in found]
-    return [*found, *others[place % max(len(others), 1) :][:1]]
+    first = _first_dtypes(row)
+    others = [dtype for dtype in row.dtypes if dtype not in first]
+    return [*first, *others[index % max(len(others), 1) :][:1]]
 
 
 def _first_dtypes(row: Op) -> Sequence[torch.dtype]:
@@ -131,39 +134,39 @@ def _first_dtypes(row: Op) -> Sequence[torch.dtype]:
 
 @pytest.mark.quick
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("group", GROUPS, ids=named)
+@pytest.mark.parametrize("group", GROUPS, ids=group_id)
 def test_values(group: Sequence[Op]) -> None:
-    """In some dtypes of each row; in `make quick`, only in the first ones."""
-    wanted = [_first_dtypes(row) if quick_compilation.is_asked_for else _some_dtypes(row, place) for place, row in enumerate(group)]
-    _check([(row, *item) for row, dtypes in zip(group, wanted, strict=True) for item in calls(row, dtypes, ["dense"])])
+    """In some dtypes of each row; in `make quick`, only in the first dtypes."""
+    tested = [_first_dtypes(row) if quick_compilation.is_asked_for else _some_dtypes(row, index) for index, row in enumerate(group)]
+    _check([(row, *item) for row, dtypes in zip(group, tested, strict=True) for item in calls(row, dtypes, ["dense"])])
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("group", GROUPS, ids=named)
+@pytest.mark.parametrize("group", GROUPS, ids=group_id)
 def test_values_in_other_dtypes(group: Sequence[Op]) -> None:
-    others = [(row, [dtype for dtype in row.dtypes if dtype not in _some_dtypes(row, place)]) for place, row in enumerate(group)]
+    others = [(row, [dtype for dtype in row.dtypes if dtype not in _some_dtypes(row, index)]) for index, row in enumerate(group)]
     _check([(row, *item) for row, dtypes in others for item in calls(row, dtypes, ["dense"])])
 
 
 @pytest.mark.sample(usual=6)
-@pytest.mark.parametrize("group", GROUPS, ids=named)
-def test_values_in_users_code(group: Sequence[Op]) -> None:
-    """In the code that users get: some dtypes of each row."""
-    _check([(row, *item) for place, row in enumerate(group) for item in calls(row, _some_dtypes(row, place), ["dense"])])
+@pytest.mark.parametrize("group", GROUPS, ids=group_id)
+def test_values_with_default_compilation(group: Sequence[Op]) -> None:
+    """The values of `test_values` in the code that users get, which XLA optimizes more."""
+    _check([(row, *item) for index, row in enumerate(group) for item in calls(row, _some_dtypes(row, index), ["dense"])])
 
 
 @pytest.mark.sample(usual=6)
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("group", GROUPS, ids=named)
+@pytest.mark.parametrize("group", GROUPS, ids=group_id)
 def test_shapes_and_strides(group: Sequence[Op]) -> None:
-    """In one dtype: how operands lie is nothing that depends on it."""
+    """In one dtype: the layout of operands does not depend on it."""
     _check([(row, *item) for row in group for item in calls(row, row.dtypes[:1], OTHERS)])
 
 
-def _check(wanted: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
-    results = run_ops([call for _, _, _, call, _ in wanted])
-    for (row, form, dtype, call, expected), result in zip(wanted, results, strict=True):
+def _check(cases: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
+    results = run_ops([call for _, _, _, call, _ in cases])
+    for (row, form, dtype, call, expected), result in zip(cases, results, strict=True):
         try:
             assert_equal(result, expected, tolerance=row.tolerance.get(dtype))
         except AssertionError as error:
@@ -172,20 +175,24 @@ def _check(wanted: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
 
 @pytest.mark.sample(usual=8)
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("group", GROUPS, ids=named)
+@pytest.mark.parametrize("group", GROUPS, ids=group_id)
 def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:
-    """In float32, in one graph for two sizes; or, of ops that take a size as a number, in a graph for one."""
+    """In float32. Rows share a graph for two sizes; rows whose ops take a size as a number share a graph for one size."""
     rows = [row for row in group if "changing sizes" not in row.without]
-    for alike in (True, False):
-        if part := [row for row in rows if (_numbers(row, SIZE) == _numbers(row, SIZE + 2)) is alike]:
-            _check_gradients(part, changes=alike)
+    for changes in (True, False):
+        if subset := [row for row in rows if (_numbers(row, SIZE) == _numbers(row, SIZE + 2)) is changes]:
+            _check_gradients(subset, changes=changes)
 
 
 # torch cannot differentiate powers whose exponent is symbolic.
 @torch._dynamo.config.patch(specialize_int=True, specialize_float=True)
 def _check_gradients(group: Sequence[Op], changes: bool) -> None:
-    """changes: whether the graph is captured at another size. There torch's own kernels compute it: the values at that size are those that
-    the tests above compare."""
+    """Compares results and gradients with eager mode.
+
+    Args:
+        group: The rows.
+        changes: True if the graph is captured at another size. Torch's kernels compute that call: the tests above compare its values.
+    """
 
     def function(samples: list[list[tuple[Any, ...]]]) -> list[Any]:
         return [[apply(row, sample) for sample in given] for row, given in zip(group, samples, strict=True)]
@@ -194,23 +201,23 @@ def _check_gradients(group: Sequence[Op], changes: bool) -> None:
     samples = _all_samples(group, SIZE + 2)
     if changes:
         first = _leaves(group, _all_samples(group, SIZE))
-        _mark_what_changes(first, samples)
+        _mark_changing_sizes(first, samples)
         with pytest.MonkeyPatch.context() as patch:
             internals.needed_fallbacks(patch)
             compiled(first)
     mine, theirs = (_leaves(group, samples) for _ in range(2))
     actual, expected = tuples(compiled(mine)), tuples(function(theirs))
-    for row, result, right in zip(group, actual, expected, strict=True):
-        _compare(row, result, right, "result")
+    for row, result, reference in zip(group, actual, expected, strict=True):
+        _compare(row, result, reference, "result")
     cotangents = [torch.randn_like(out) for out in differentiable(expected)]
     for results in (actual, expected):
         torch.autograd.backward(differentiable(results), cotangents)
-    for row, given, right in zip(group, mine, theirs, strict=True):
-        _compare(row, _gradients(given), _gradients(right), "gradient")
+    for row, samples_of_row, references in zip(group, mine, theirs, strict=True):
+        _compare(row, _gradients(samples_of_row), _gradients(references), "gradient")
 
 
-def _mark_what_changes(samples: Any, others: Any) -> None:
-    """The sizes that do are symbols of the graph, and no others: tracing gets slower with every symbol."""
+def _mark_changing_sizes(samples: Any, others: Any) -> None:
+    """Makes only the changing sizes symbols of the graph: each symbol slows down tracing."""
     for value, other in zip(pytree.tree_leaves(samples), pytree.tree_leaves(others), strict=True):
         if isinstance(value, torch.Tensor):
             for dim in range(value.dim()):
@@ -219,26 +226,26 @@ def _mark_what_changes(samples: Any, others: Any) -> None:
 
 
 def _numbers(row: Op, size: int) -> list[Any]:
-    """All arguments of its samples but tensors."""
+    """All arguments of a row's samples that are not tensors."""
     (samples,) = _all_samples([row], size)
     given = [(args, dict(kwargs)) for args, kwargs in map(arguments, samples)]
     return [value for value in pytree.tree_leaves(given) if not isinstance(value, torch.Tensor)]
 
 
 def _all_samples(group: Sequence[Op], size: int) -> list[list[tuple[Any, ...]]]:
-    return [list(row.samples(lambda *shape, row=row: operands(row, _real(row), *shape), size)) for row in group]
+    return [list(row.samples(lambda *shape, row=row: operands(row, _gradient_dtype(row), *shape), size)) for row in group]
 
 
-def _real(row: Op) -> torch.dtype:
+def _gradient_dtype(row: Op) -> torch.dtype:
     return torch.float32 if torch.float32 in row.dtypes else row.dtypes[0]
 
 
 def _leaves(group: Sequence[Op], samples: list[list[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]:
-    return [[_of_leaves(row, sample) for sample in given] for row, given in zip(group, samples, strict=True)]
+    return [[_sample_of_leaves(row, sample) for sample in given] for row, given in zip(group, samples, strict=True)]
 
 
-def _of_leaves(row: Op, sample: tuple[Any, ...]) -> tuple[Any, ...]:
-    constant = [not row.gradient or place in row.constants for place in range(len(sample))]
+def _sample_of_leaves(row: Op, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+    constant = [not row.gradient or index in row.constants for index in range(len(sample))]
     return tuple(
         pytree.tree_map_only(torch.Tensor, torch.clone if fixed else leaf, item) for fixed, item in zip(constant, sample, strict=True)
     )
@@ -248,11 +255,11 @@ def _gradients(samples: Any) -> list[torch.Tensor | None]:
     return [value.grad for value in pytree.tree_leaves(samples) if isinstance(value, torch.Tensor)]
 
 
-def _compare(row: Op, actual: Any, expected: Any, what: str) -> None:
+def _compare(row: Op, actual: Any, expected: Any, quantity: str) -> None:
     try:
-        assert_equal(actual, expected, tolerance=row.tolerance.get(_real(row)))
+        assert_equal(actual, expected, tolerance=row.tolerance.get(_gradient_dtype(row)))
     except AssertionError as error:
-        raise AssertionError(f"{row}, {what}: {error}") from error
+        raise AssertionError(f"{row}, {quantity}: {error}") from error
 
 
 def test_no_op_has_two_rows() -> None:
@@ -260,7 +267,7 @@ def test_no_op_has_two_rows() -> None:
 
 
 def test_every_lowering_has_a_row_or_a_test_elsewhere() -> None:
-    """A test of an op names it."""
+    """The test elsewhere contains the op's name."""
     lowered = {str(op) for op in registry.ops() if op.namespace in ("aten", "prims", "dynaxla")}
     rows, elsewhere = {str(row.op) for row in ROWS}, [name for _, name in ELSEWHERE]
     assert sorted(lowered - rows - set(elsewhere)) == []
@@ -271,31 +278,31 @@ def test_every_lowering_has_a_row_or_a_test_elsewhere() -> None:
     assert [(test, name) for test, name in ELSEWHERE if name.split(".")[1].removeprefix("_") not in texts[test]] == []
 
 
-def _only(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """The cosine, but the sine where the operand is as said."""
+def _sine_if(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A wrong lowering of the cosine: the sine, if the operand satisfies the condition."""
     return lambda x: jnp.sin(x) if condition(x) else jnp.cos(x)
 
 
 def row_of(op: torch._ops.OpOverload) -> Op:
-    """For floats alone."""
+    """The row of an op, with float dtypes only."""
     return next(dataclasses.replace(row, dtypes=FLOATS) for row in ROWS if row.op is op)
 
 
-WRONG = {
+WRONG_LOWERINGS = {
     "dense, torch.float32": (lambda x: jnp.cos(x) * 1.001, test_values),
-    "dense, torch.float64": (_only(lambda x: x.dtype == jnp.float64), test_values),
-    "dense, torch.bfloat16": (_only(lambda x: x.dtype == jnp.bfloat16), test_values_in_other_dtypes),
-    "rank 0, torch.float32": (_only(lambda x: x.ndim == 0), test_shapes_and_strides),
-    "result": (_only(lambda x: x.ndim and x.shape[0] == SIZE + 2), test_gradients_and_changing_sizes),
+    "dense, torch.float64": (_sine_if(lambda x: x.dtype == jnp.float64), test_values),
+    "dense, torch.bfloat16": (_sine_if(lambda x: x.dtype == jnp.bfloat16), test_values_in_other_dtypes),
+    "rank 0, torch.float32": (_sine_if(lambda x: x.ndim == 0), test_shapes_and_strides),
+    "result": (_sine_if(lambda x: x.ndim and x.shape[0] == SIZE + 2), test_gradients_and_changing_sizes),
 }
 
 
-@pytest.mark.parametrize("found", WRONG)
-def test_a_wrong_lowering_is_found(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in another property: the values, a dtype's, those of rank 0, and another size's."""
-    lowering, test = WRONG[found]
+@pytest.mark.parametrize("failure", WRONG_LOWERINGS)
+def test_a_wrong_lowering_is_found(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each violates another property: all values, those in one dtype, those of rank 0, or those at another size."""
+    lowering, test = WRONG_LOWERINGS[failure]
     internals.replace_lowering(monkeypatch, aten.cos.default, lowering)
-    with pytest.raises(AssertionError, match=f"^aten.cos.default, {found}"):
+    with pytest.raises(AssertionError, match=f"^aten.cos.default, {failure}"):
         test([row_of(aten.cos.default)])
 
 

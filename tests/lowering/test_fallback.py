@@ -1,4 +1,4 @@
-"""Ops without a lowering: torch's own kernel inside the program, or a graph split around them."""
+"""Ops without a lowering: torch's kernel runs inside the program, or the graph is split around the op."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import dynaxla
 from dynaxla.observe import coverage, metrics
 from support.comparisons.compare import check
 
-strided: list[tuple[int, ...]] = []
+kernel_strides: list[tuple[int, ...]] = []
 
 
 @torch.library.custom_op("dynaxla_test::scale", mutates_args=())
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    strided.append(x.stride())
+    kernel_strides.append(x.stride())
     return torch.from_numpy(x.numpy() * factor).to(x.dtype)
 
 
@@ -67,7 +67,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def reset() -> None:
     torch._dynamo.reset()
     metrics.reset()
     coverage.reset()
@@ -80,7 +80,7 @@ def compile_whole(function: Any, **options: Any) -> Any:
 @pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64], ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 4)], ids=str)
-def test_a_custom_op(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_custom_op_in_a_graph(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     @torch.library.custom_op("dynaxla_test::plus_one", mutates_args=())
     def plus_one(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -91,15 +91,15 @@ def test_a_custom_op(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     check(lambda x: plus_one(x), x.expand(2, *shape) if shape else x, fallback="kernel")
 
 
-def test_the_kernel_sees_eagers_strides() -> None:
+def test_kernel_gets_eager_modes_strides() -> None:
     x = torch.randn(4, 5)
-    strided.clear()
+    kernel_strides.clear()
     compiled = compile_whole(lambda x: scale((x * 2).t(), 3.0))
     torch.testing.assert_close(compiled(x), (x * 6).t().contiguous())
-    assert strided == [(1, 5)]
+    assert kernel_strides == [(1, 5)]
 
 
-def test_gradients_and_counts() -> None:
+def test_gradients_and_counters() -> None:
     x = torch.randn(4, 5, requires_grad=True)
     compiled = compile_whole(lambda x: scale(x.sin(), 3.0).cos().sum())
     (expected,) = torch.autograd.grad((x.sin() * 3).cos().sum(), x)
@@ -111,7 +111,7 @@ def test_gradients_and_counts() -> None:
     assert metrics.snapshot()["kernels"] == 4, "each called twice"
 
 
-def test_a_custom_op_that_mutates_a_view_of_an_input() -> None:
+def test_custom_op_mutates_a_view_of_an_input() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         half, total = add_and_halve(x[1:], y)
         return half + 1, total, x.sum()
@@ -119,7 +119,7 @@ def test_a_custom_op_that_mutates_a_view_of_an_input() -> None:
     check(function, torch.randn(4, 3), torch.randn(3, 3), fallback="kernel")
 
 
-def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     @torch.library.custom_op("dynaxla_test::logged", mutates_args=())
     def logged(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -134,7 +134,7 @@ def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "test_fallback.py" in record.getMessage()
 
 
-def test_what_the_kernel_raises_reaches_the_caller_and_nothing_is_written() -> None:
+def test_error_of_a_kernel_reaches_the_caller_before_any_write() -> None:
     x = torch.tensor([1.0, 4.0])
     compiled = compile_whole(lambda x: picky(x.mul_(2)) + 1)
     compiled(x)
@@ -145,13 +145,13 @@ def test_what_the_kernel_raises_reaches_the_caller_and_nothing_is_written() -> N
     torch.testing.assert_close(compiled(x.abs()), (x.abs() * 2).sqrt() + 1)
 
 
-def test_a_fake_implementation_that_lies_is_named() -> None:
+def test_wrong_dtype_of_a_fake_implementation_raises() -> None:
     with pytest.raises(RuntimeError, match=r"liar(.|\n)*float64(.|\n)*declared torch.float32"):
         compile_whole(lambda x: liar(x) + 1)(torch.randn(3))
 
 
-def test_a_use_that_a_lowering_refuses() -> None:
-    """A lowering refuses arguments that it leaves out of its signature."""
+def test_arguments_that_a_lowering_lacks_fall_back() -> None:
+    """A lowering does not support non-default values of arguments that its signature leaves out."""
 
     @torch.library.custom_op("dynaxla_test::shift", mutates_args=())
     def shift(x: torch.Tensor, by: int = 1) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_a_use_that_a_lowering_refuses() -> None:
         compile_whole(lambda x: shift(x, 6), fallback="error")(x)
 
 
-def test_random_kernels_draw_anew_and_repeat_with_a_seed() -> None:
+def test_random_kernels_draw_new_numbers_and_repeat_with_a_seed() -> None:
     rates = torch.full((1000,), 10.0)
 
     @torch.library.custom_op("dynaxla_test::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -193,7 +193,7 @@ def test_control_flow() -> None:
         torch.testing.assert_close(compiled(x), function(x))
 
 
-def test_a_check_inside_the_program_raises_before_anything_is_written() -> None:
+def test_check_in_the_program_raises_before_any_write() -> None:
     @torch.library.custom_op("dynaxla_test::positive", mutates_args=())
     def positive(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
@@ -233,18 +233,18 @@ def test_kernels_in_several_programs_at_once(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_result_that_aliases_its_operand_is_reported_once() -> None:
-    """torch warns of it at the first call of a compiled function, and has to see the op that a program calls for that."""
+def test_result_that_aliases_its_operand_warns_once() -> None:
+    """torch warns at the first call of a compiled function, and only if it sees the op that the program calls."""
     library = torch.library.Library("dynaxla_test_aliases", "DEF")
     library.define("same(Tensor x) -> Tensor")
     library.impl("same", lambda x: x, "CompositeExplicitAutograd")
     torch.library.register_fake("dynaxla_test_aliases::same", torch.empty_like, lib=library)
     compiled = torch.compile(lambda x: torch.ops.dynaxla_test_aliases.same(x * 2) + 1, backend="dynaxla")
     with torch._functorch.config.patch(error_on_custom_op_aliasing=False):
-        with pytest.warns(UserWarning, match="must not also be an input") as seen:
+        with pytest.warns(UserWarning, match="must not also be an input") as warnings:
             assert compiled(torch.ones(3)).tolist() == [3, 3, 3]
         compiled(torch.ones(3))  # a second warning would be an error
-    assert len(seen) == 1
+    assert len(warnings) == 1
     torch._dynamo.reset()
     with torch._functorch.config.patch(error_on_custom_op_aliasing=True), pytest.raises(RuntimeError, match="must not also be an input"):
         compiled(torch.ones(3))

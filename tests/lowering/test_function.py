@@ -1,7 +1,7 @@
-"""A graph as a pure function of JAX arrays, without any of torch's memory and without an engine.
+"""A graph as a pure function of JAX arrays, without torch's memory and without an engine.
 
-One process for all, whose last check is that nothing else of dynaxla has been imported: starting one takes longer than some of the cases.
-XLA compiles quickly in it: the subject is what JAX makes of the function.
+One process runs all cases, because starting a process takes longer than some of them. At the end it checks that the other parts of dynaxla
+were not imported. It uses quick XLA compilation: the tests are about the function that JAX traces.
 """
 
 from __future__ import annotations
@@ -140,5 +140,5 @@ END = """
 
 
 @pytest.mark.thorough
-def test_under_jaxs_transforms() -> None:
+def test_functions_under_jax_transforms() -> None:
     assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END, XLA_FLAGS=quick_compilation.flags()) == "done\n"

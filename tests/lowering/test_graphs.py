@@ -1,4 +1,4 @@
-"""Questions about nodes: which lie in another's memory, and how they are described to a user."""
+"""Functions of graph nodes: views, used results, and descriptions for users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def test_views() -> None:
-    """By schema; what keeps that from autograd shares memory all the same, and so does what was written to."""
+    """`is_view` follows the schema. The results of `unsafe_split` and of in-place ops share memory, too."""
     build = Builder()
     x = build.input(3)
     parts, unsafe, sums = (build.call(op, x, 1) for op in (aten.split.Tensor, aten.unsafe_split.Tensor, aten.var_mean.correction))
@@ -35,44 +35,44 @@ def test_views() -> None:
         assert (is_view(node), view_source(node)) == (by_schema, source), node
 
 
-def test_results_that_nobody_wants() -> None:
+def test_unused_results() -> None:
     build = Builder()
-    both = build.call(aten.var_mean.correction, build.input(3))
-    assert not is_result_used(both, 0)
-    build.call(operator.getitem, both, 0)
-    assert is_result_used(both, 0)
-    assert not is_result_used(both, 1)
-    whole = build.call(aten.split.Tensor, build.input(3), 1)
-    build.call(aten.cat.default, whole)
-    assert is_result_used(whole, 2)
+    mean_and_variance = build.call(aten.var_mean.correction, build.input(3))
+    assert not is_result_used(mean_and_variance, 0)
+    build.call(operator.getitem, mean_and_variance, 0)
+    assert is_result_used(mean_and_variance, 0)
+    assert not is_result_used(mean_and_variance, 1)
+    parts = build.call(aten.split.Tensor, build.input(3), 1)
+    build.call(aten.cat.default, parts)
+    assert is_result_used(parts, 2)
 
 
-def test_inputs_as_a_user_reads_them() -> None:
+def test_description_of_inputs() -> None:
     build = Builder()
     x, size = build.input(8, 1024), build.call(operator.add, 1, 2, value=5)
     assert describe_inputs(build.call(aten.add.Tensor, x, x)) == "f32[8, 1024], f32[8, 1024]"
     assert describe_inputs(build.call(aten.view.default, x, [size, -1])) == "f32[8, 1024], size=[5, -1]"
     assert describe_inputs(build.call(aten.cat.default, [x, x], 1)) == "tensors=[f32[8, 1024], f32[8, 1024]], dim=1"
     assert describe_inputs(build.call(operator.mul, size, 3)) == "5, 3"
-    softmax = build.graph.call_function(aten.sum.dim_IntList, (x, [1]), {"dtype": torch.float64})
-    assert describe_inputs(softmax) == "f32[8, 1024], dim=[1], dtype=torch.float64"
+    total = build.graph.call_function(aten.sum.dim_IntList, (x, [1]), {"dtype": torch.float64})
+    assert describe_inputs(total) == "f32[8, 1024], dim=[1], dtype=torch.float64"
 
 
-TORCH = f'  File "{nn.modules.linear.__file__}", line 134, in forward\n    return F.linear(x)'
-MINE = '  File "/home/me/torch/my models/model.py", line 41, in forward\n    return self.layer(x)'
-OUTER = '  File "/home/me/train.py", line 7, in step\n    loss = model(x)'
+TORCH_FRAME = f'  File "{nn.modules.linear.__file__}", line 134, in forward\n    return F.linear(x)'
+MODEL_FRAME = '  File "/home/me/torch/my models/model.py", line 41, in forward\n    return self.layer(x)'
+CALLER_FRAME = '  File "/home/me/train.py", line 7, in step\n    loss = model(x)'
 
 
 @pytest.mark.parametrize(
-    ("lines", "wanted"),
+    ("lines", "expected"),
     [
-        ([OUTER, MINE, TORCH], "/home/me/torch/my models/model.py:41, in forward"),
-        ([OUTER, TORCH], "/home/me/train.py:7, in step"),
-        ([TORCH], ""),
+        ([CALLER_FRAME, MODEL_FRAME, TORCH_FRAME], "/home/me/torch/my models/model.py:41, in forward"),
+        ([CALLER_FRAME, TORCH_FRAME], "/home/me/train.py:7, in step"),
+        ([TORCH_FRAME], ""),
         ([], ""),
     ],
 )
-def test_the_users_own_line(lines: list[str], wanted: str) -> None:
+def test_user_line_is_the_innermost_outside_torch(lines: list[str], expected: str) -> None:
     node = Graph().placeholder("x")
     node.meta["stack_trace"] = "\n".join(lines)
-    assert user_line(node) == wanted
+    assert user_line(node) == expected

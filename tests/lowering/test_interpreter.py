@@ -1,4 +1,4 @@
-"""The interpreter runs what is wanted and what acts, compares each result with torch's, and says which op of which line is at fault."""
+"""The interpreter: it runs needed nodes and effects, compares each result with torch's metadata, and names op and line in errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fails(x: Array) -> Array:
         (fails, r"failed: KeyError: 'defect'"),
     ],
 )
-def test_a_lowering_that_is_wrong(lowering: Any, message: str) -> None:
+def test_wrong_lowering_raises(lowering: Any, message: str) -> None:
     build = Builder()
     with pytest.raises(LoweringError, match=message) as raised:
         run(build, one_op(build), registered=registry(relu=lowering))
@@ -79,7 +79,7 @@ def test_ops_without_a_lowering_are_all_named() -> None:
     assert raised.value.where == "/home/me/model.py:41, in forward"
 
 
-def test_what_a_lowering_refuses_says_where() -> None:
+def test_refusal_by_a_lowering_names_inputs_and_line() -> None:
     def refuses(x: Array) -> Array:
         raise UnsupportedOp("relu of three numbers", op="aten.relu.default")
 
@@ -89,29 +89,29 @@ def test_what_a_lowering_refuses_says_where() -> None:
     assert (raised.value.inputs, raised.value.where) == ("f32[3]", "/home/me/model.py:41, in forward")
 
 
-def test_only_what_is_wanted_runs() -> None:
-    """And what acts besides giving a result, whether anybody wants it or not."""
+def test_only_needed_nodes_and_effects_run() -> None:
     ran: list[str] = []
 
-    def noted(name: str) -> Any:
+    def recording(name: str) -> Any:
         return lambda x: (ran.append(name), x)[1]
 
     build = Builder()
     x = build.input(3)
-    unwanted = build.call(aten.sin.default, x)
-    build.call(aten.cos.default, unwanted)
+    unused = build.call(aten.sin.default, x)
+    build.call(aten.cos.default, unused)
     checked = build.call(aten.tanh.default, x)
     assertion = build.call(aten._assert_async.default, checked)
     assertion.meta["val"] = None
-    wanted = build.call(aten.relu.default, x)
-    names = {name: noted(name) for name in ("sin", "cos", "tanh", "relu")}
-    module_registry = registry(**names, _assert_async=lambda x: ran.append("assert"))
-    run(build, wanted, registered=module_registry)
+    used = build.call(aten.relu.default, x)
+    lowerings = {name: recording(name) for name in ("sin", "cos", "tanh", "relu")}
+    module_registry = registry(**lowerings, _assert_async=lambda x: ran.append("assert"))
+    run(build, used, registered=module_registry)
     assert ran == ["tanh", "assert", "relu"]
 
 
 def test_numbers_and_constants() -> None:
-    """Python's arithmetic on sizes runs as it is, also a sum of more than two; a tensor of the graph is its values, marks resolved."""
+    """Python's arithmetic on sizes runs unchanged, also with three operands. A tensor of the graph becomes an array, with conj and neg bits
+    resolved."""
     build = Builder()
     x, size = build.input(3), build.graph.placeholder("size")
     size.meta["val"] = 4
@@ -127,7 +127,7 @@ def test_numbers_and_constants() -> None:
     assert (product.tolist(), value.tolist(), number) == ([9, 9, 9], [-2], 9)
 
 
-def test_which_nodes_draw() -> None:
+def test_draws_random() -> None:
     build = Builder()
     x = build.input(3)
     attention = aten._scaled_dot_product_flash_attention.default
@@ -138,7 +138,7 @@ def test_which_nodes_draw() -> None:
     assert not any(map(draws_random, nodes))
 
 
-def test_draws_inside_branches_inside_branches() -> None:
+def test_draws_random_in_nested_branches() -> None:
     for op, draws in ((aten.rand_like.default, True), (aten.relu.default, False)):
         inner: Any = op
         for _ in range(3):
@@ -156,7 +156,7 @@ def test_draws_inside_branches_inside_branches() -> None:
         assert Interpreter(inner, "cpu").draws_random == draws
 
 
-def test_which_nodes_are_plain_python() -> None:
+def test_is_plain_python() -> None:
     build = Builder()
     x = build.input(3)
     assert is_plain_python(build.call(operator.add, 1, 2, value=3))
@@ -164,33 +164,33 @@ def test_which_nodes_are_plain_python() -> None:
     assert not is_plain_python(build.call(operator.add, x, x))
 
 
-def test_where_all_ops_are_known_to_have_lowerings_none_is_looked_up_before_it_is_evaluated() -> None:
-    """What acts, and what is needed, is the same as if they were."""
+def test_lowerings_are_looked_up_at_evaluation_if_all_are_known_to_exist() -> None:
+    """The needed nodes and the effects are the same as with an early look-up."""
     build = Builder()
     x = build.input(3)
     checked = build.call(aten._assert_async.msg, x, "no")
     node = build.call(aten.relu.default, x)
     build.call(aten.neg.default, x)
-    module, looked_for = build.module(node), []
+    module, looked_up = build.module(node), []
 
-    class Looking(Registry):
+    class RecordingRegistry(Registry):
         def find(self, op: Any, platform: str | None = None) -> Any:
-            looked_for.append(op)
+            looked_up.append(op)
             return super().find(op, platform)
 
-    def of(is_lowered: bool) -> Interpreter:
-        found = Looking()
+    def interpreter(is_lowered: bool) -> Interpreter:
+        recording = RecordingRegistry()
         for op in (aten.relu.default, aten.neg.default, aten._assert_async.msg):
-            found.register(op, lambda *args: args[0] * 2)
-        return Interpreter(module, "cpu", found, is_lowered=is_lowered)
+            recording.register(op, lambda *args: args[0] * 2)
+        return Interpreter(module, "cpu", recording, is_lowered=is_lowered)
 
-    later = of(is_lowered=True)
-    needed = later.needed([node])
-    assert later.has_effects
-    assert not looked_for
-    at_once = of(is_lowered=False)
-    assert looked_for
-    assert at_once.has_effects
-    assert needed == at_once.needed([node]) == {x, checked, node}
-    (value,) = later.run([jnp.full(3, -1.0)], Context("cpu"), [node])
+    lazy = interpreter(is_lowered=True)
+    needed = lazy.needed([node])
+    assert lazy.has_effects
+    assert not looked_up
+    early = interpreter(is_lowered=False)
+    assert looked_up
+    assert early.has_effects
+    assert needed == early.needed([node]) == {x, checked, node}
+    (value,) = lazy.run([jnp.full(3, -1.0)], Context("cpu"), [node])
     assert (value == -2).all()

@@ -1,5 +1,7 @@
-"""Eager mode refuses some dtypes, dimensions and numbers: so do programs, with the same exception and words, though fake tensors and XLA
-would take them."""
+"""Calls that eager mode refuses because of a dtype, a dimension or a number.
+
+Programs refuse them with the same exception and message, although fake tensors and XLA would accept them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-def refused(function: Callable[..., Any], *args: Any) -> Exception | None:
+def error_of(function: Callable[..., Any], *args: Any) -> Exception | None:
     try:
         with torch.no_grad():
             function(*args)
@@ -65,7 +67,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 BYTES = ones(3, dtype=torch.int8)
 LARGE = ones(100, 100)
-NONE = ones(0, 3)
+EMPTY = ones(0, 3)
 IMAGE, KERNEL = ones(1, 2, 40, 40), ones(2, 2, 3, 3)
 
 CALLS |= {
@@ -76,14 +78,14 @@ CALLS |= {
     "slice_scatter": (lambda x: torch.slice_scatter(x, x, 2), (ones(2, 3),)),
     "slice_scatter, large": (lambda x: torch.slice_scatter(x, x, 0, 9, 20), (LARGE,)),
     "select_scatter": (lambda x: torch.select_scatter(x, x[0], 2, 0), (ones(2, 3),)),
-    "max of nothing": (torch.max, (NONE,)),
-    "min of nothing": (torch.min, (ones(0),)),
-    "max over nothing": (lambda x: x.max(0), (NONE,)),
-    "max over nothing, large": (lambda x: x.max(2), (ones(100, 100, 0),)),
-    "median": (lambda x: x.median(0), (NONE,)),
-    "nanmedian": (lambda x: x.nanmedian(0), (NONE,)),
-    "mode": (lambda x: x.mode(0), (NONE,)),
-    "pooling of nothing": (lambda x: F.adaptive_avg_pool2d(x, 2), (ones(1, 0, 4, 4)[..., :0],)),
+    "max of an empty tensor": (torch.max, (EMPTY,)),
+    "min of an empty tensor": (torch.min, (ones(0),)),
+    "max over an empty dimension": (lambda x: x.max(0), (EMPTY,)),
+    "max over an empty dimension, large": (lambda x: x.max(2), (ones(100, 100, 0),)),
+    "median": (lambda x: x.median(0), (EMPTY,)),
+    "nanmedian": (lambda x: x.nanmedian(0), (EMPTY,)),
+    "mode": (lambda x: x.mode(0), (EMPTY,)),
+    "pooling of an empty tensor": (lambda x: F.adaptive_avg_pool2d(x, 2), (ones(1, 0, 4, 4)[..., :0],)),
     "celu": (lambda x: F.celu(x, 0.0), (ones(3),)),
     "celu, large": (lambda x: F.celu(x, 0.0), (LARGE,)),
     "smooth_l1_loss": (lambda x: F.smooth_l1_loss(x, -x, beta=-1.0), (ones(3),)),
@@ -108,21 +110,21 @@ CALLS |= {
 
 @pytest.mark.sample(usual=20)
 @pytest.mark.parametrize("name", CALLS)
-def test_calls(name: str) -> None:
+def test_refused_call_raises_eager_modes_error(name: str) -> None:
     function, args = CALLS[name]
     torch._dynamo.reset()
-    theirs, mine = refused(function, *args), refused(torch.compile(function, backend="dynaxla", fullgraph=True), *args)
-    assert theirs is not None
-    assert isinstance(mine, type(theirs))
-    assert "dynaxla" not in str(mine)
-    if not isinstance(mine, TorchRuntimeError):  # a newer torch's fake tensors may refuse it first, in words of TorchDynamo's
-        assert str(theirs) in str(mine)
+    eager_error, error = error_of(function, *args), error_of(torch.compile(function, backend="dynaxla", fullgraph=True), *args)
+    assert eager_error is not None
+    assert isinstance(error, type(eager_error))
+    assert "dynaxla" not in str(error)
+    if not isinstance(error, TorchRuntimeError):  # a newer torch's fake tensors may refuse it first, in words of TorchDynamo's
+        assert str(eager_error) in str(error)
 
 
-# Functions of a tensor and of a number that each call decides, such as a size.
+# Functions of a tensor and of a number that differs between calls, such as a size.
 WITH_NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "clamp": lambda x, n: x.clamp(-n, n),
-    "clamp, nothing left": lambda x, n: x.clamp(max=-n),
+    "clamp, upper bound alone": lambda x, n: x.clamp(max=-n),
     "hardtanh": lambda x, n: F.hardtanh(x, -n, n),
     "full": lambda x, n: torch.full((2,), n, dtype=x.dtype),
     "where": lambda x, n: torch.where(x > 0, x, n),
@@ -142,25 +144,25 @@ WITH_NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
         (HALF, "exact"),
     ],
 )
-def test_numbers_that_a_call_decides(dtype: torch.dtype, sizes: str) -> None:
-    """The dtype holds the numbers of some calls, and not those of others."""
+def test_numbers_that_differ_between_calls(dtype: torch.dtype, sizes: str) -> None:
+    """The dtype can represent the numbers of some calls only."""
     x = torch.tensor([1, 0, 100]).to(dtype)
     for name, function in WITH_NUMBERS.items():
         torch._dynamo.reset()
 
         def with_size(x: torch.Tensor, y: torch.Tensor, function: Any = function) -> tuple[torch.Tensor, torch.Tensor]:
-            return function(x, y.shape[0]), y.sum()  # with buckets, the sum is of what is padded
+            return function(x, y.shape[0]), y.sum()  # with buckets, the summed tensor is padded
 
         compiled = torch.compile(with_size, backend="dynaxla", dynamic=True, options={"sizes": sizes})
         for size in (100, 300 if dtype == torch.int8 else 70_000, 90):
-            theirs, mine = refused(function, x, size), refused(compiled, x, ones(size))
-            assert isinstance(mine, type(theirs)), f"{name} of {size}: {mine!r}"
-            assert str(theirs) in str(mine), f"{name} of {size}"
-            if theirs is None:
+            eager_error, error = error_of(function, x, size), error_of(compiled, x, ones(size))
+            assert isinstance(error, type(eager_error)), f"{name} of {size}: {error!r}"
+            assert str(eager_error) in str(error), f"{name} of {size}"
+            if eager_error is None:
                 torch.testing.assert_close(compiled(x, ones(size))[0], function(x, size), msg=f"{name} of {size}")
 
 
-def test_again_and_with_other_sizes() -> None:
+def test_refusal_is_repeated_for_other_sizes() -> None:
     compiled = torch.compile(torch.mm, backend="dynaxla", fullgraph=True)
     for rows in (2, 3, 4):
         with pytest.raises(RuntimeError, match="same dtype, but got: float != long int"):
@@ -168,7 +170,7 @@ def test_again_and_with_other_sizes() -> None:
     assert compiled(ones(2, 5), ones(5, 2))[0, 0] == 5
 
 
-def test_nothing_is_written_before() -> None:
+def test_refusal_comes_before_any_write() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return x @ y
@@ -179,19 +181,19 @@ def test_nothing_is_written_before() -> None:
     assert x.eq(0).all()
 
 
-def test_without_kernels() -> None:
+def test_refusal_without_fallback() -> None:
     with pytest.raises(UnsupportedOp, match="torch's kernel refuses it: expected m1 and m2"):
         torch.compile(torch.mm, backend="dynaxla", options={"fallback": "error"})(ones(2, 3), ones(3, 2, dtype=LONG))
 
 
-def test_what_a_decomposition_makes_is_not_asked() -> None:
-    """std of halves is made of ops that need have no kernel for them; eager mode has one for the whole."""
+def test_ops_of_a_decomposition_are_not_refused() -> None:
+    """std decomposes into ops that may lack a kernel for half types; eager mode has a kernel for std itself."""
     for function, args in [(torch.std, (torch.randn(50).half(),)), (torch.nanmean, (torch.randn(9).bfloat16(),))]:
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(function, backend="dynaxla", fullgraph=True)(*args), function(*args))
 
 
-def test_asking_draws_nothing() -> None:
+def test_refusal_draws_no_random_numbers() -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
@@ -203,28 +205,28 @@ def test_asking_draws_nothing() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-# Eager mode has kernels here that torch.compile never comes to: torch takes these ops apart before any backend sees them.
-TAKEN_APART = {
+# Eager mode has kernels for these ops that torch.compile never calls: torch decomposes the ops before any backend sees them.
+DECOMPOSED = {
     "nn.functional.max_pool1d",
     "nn.functional.interpolate.nearest",
     "nn.functional.interpolate.nearest-exact",
     "nn.functional.multilabel_margin_loss",  # from torch 2.15 on
 }
-# Asked for they would have to be given tables that their kernels trust.
-UNASKED = {"nn.functional.embedding_bag"}
+# The check would have to pass tables that the kernel does not validate.
+UNCHECKED = {"nn.functional.embedding_bag"}
 DTYPES = [torch.bool, torch.uint8, LONG, HALF, torch.bfloat16, COMPLEX, torch.float32]
-OPS = 40
+OPERATOR_COUNT = 40
 
 
 def cases(info: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """The first sample of an op in dtypes that it does not support, and with a last tensor of another dtype."""
     supported = info.supported_dtypes("cpu")
-    usual = next((dtype for dtype in (torch.float32, LONG) if dtype in supported), None)
-    sample = None if usual is None else next(iter(info.sample_inputs("cpu", usual)), None)
+    default_dtype = next((dtype for dtype in (torch.float32, LONG) if dtype in supported), None)
+    sample = None if default_dtype is None else next(iter(info.sample_inputs("cpu", default_dtype)), None)
     if sample is None:
         return
     values = ((sample.input, *sample.args), sample.kwargs)
-    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dtype == usual]
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dtype == default_dtype]
     for dtype in DTYPES:
         if dtype not in supported:
             chosen = {id(tensor) for tensor in tensors}
@@ -238,45 +240,47 @@ def _drawn_operators(seed: int, count: int) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_operators() -> None:
-    """Some of PyTorch's database of operators: what eager mode refuses is not accepted."""
+def test_operators_refuse_what_eager_mode_refuses() -> None:
+    """Operators drawn from PyTorch's database."""
     accepted, tried = [], 0
-    for info in _drawn_operators(16, OPS):
-        if info.full_name in TAKEN_APART | UNASKED:
+    for info in _drawn_operators(16, OPERATOR_COUNT):
+        if info.full_name in DECOMPOSED | UNCHECKED:
             continue
-        for what, (args, kwargs) in cases(info):
-            if (error := refused(lambda i=info, a=args, k=kwargs: i.op(*a, **k))) is None:
+        for case, (args, kwargs) in cases(info):
+            if (error := error_of(lambda i=info, a=args, k=kwargs: i.op(*a, **k))) is None:
                 continue
             tried += 1
             if tried % 50 == 0:
                 torch._dynamo.reset()
             leaves, tree = pytree.tree_flatten((args, kwargs))
-            places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+            tensor_indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
-            def call(*tensors: torch.Tensor, info: Any = info, leaves: Any = leaves, tree: Any = tree, places: Any = places) -> Any:
+            def call(
+                *tensors: torch.Tensor, info: Any = info, leaves: Any = leaves, tree: Any = tree, tensor_indices: Any = tensor_indices
+            ) -> Any:
                 values = list(leaves)
-                for place, tensor in zip(places, tensors, strict=True):
-                    values[place] = tensor
+                for index, tensor in zip(tensor_indices, tensors, strict=True):
+                    values[index] = tensor
                 args, kwargs = pytree.tree_unflatten(values, tree)
                 return info.op(*args, **kwargs)
 
-            if refused(torch.compile(call, backend="dynaxla"), *[leaves[place] for place in places]) is None:
-                accepted.append(f"{info.full_name} {what}: {error}")
+            if error_of(torch.compile(call, backend="dynaxla"), *[leaves[index] for index in tensor_indices]) is None:
+                accepted.append(f"{info.full_name} {case}: {error}")
     assert not accepted
     assert tried > 50
 
 
-class _Asking(TorchDispatchMode):
-    """Asks about every op that eager mode has computed."""
+class _RefusalChecker(TorchDispatchMode):
+    """Collects the refusals of ops that eager mode has computed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.wrong: set[str] = set()
+        self.wrong_refusals: set[str] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
         if reason := kernel_refusals.refusal(op, args, kwargs or {}):
-            self.wrong.add(f"{op}: {reason}")
+            self.wrong_refusals.add(f"{op}: {reason}")
         return result
 
 
@@ -285,12 +289,12 @@ _ALLOWED = ("aten.gather.default: gather(): Expected dtype", "aten.scatter_add.d
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_is_refused_that_eager_takes() -> None:
-    """Else it would be computed by torch's kernel, and no XLA program would be made of it."""
-    asking = _Asking()
+def test_operators_accept_what_eager_mode_accepts() -> None:
+    """Torch's kernel would compute a refused op, instead of an XLA program."""
+    checker = _RefusalChecker()
     for info in _drawn_operators(17, 20):
         for dtype in {torch.float32, LONG, HALF} & info.supported_dtypes("cpu"):
             for sample in itertools.islice(info.sample_inputs("cpu", dtype), 3):
-                with asking:
-                    refused(lambda i=info, s=sample: i.op(s.input, *s.args, **s.kwargs))
-    assert not [text for text in asking.wrong if not text.startswith(_ALLOWED)]
+                with checker:
+                    error_of(lambda i=info, s=sample: i.op(s.input, *s.args, **s.kwargs))
+    assert not [text for text in checker.wrong_refusals if not text.startswith(_ALLOWED)]

@@ -1,4 +1,4 @@
-"""A draw with a key is a pure function of it: made again, it gives the same numbers, whatever was drawn in between."""
+"""Random draws with a key are pure functions of the key: a repeated draw returns the same numbers, whatever was drawn in between."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evaluate(module: GraphModule, *inputs: Any, seed: int = 0) -> list[Any]:
         return interpreter.run_all(inputs, Context("cpu", key=jax.random.key(seed)))
 
 
-def test_the_same_key_is_the_same_draw() -> None:
+def test_same_key_draws_the_same_numbers() -> None:
     build = Builder()
     x = build.input(3)
     keys = [key(build, number) for number in range(2)]
@@ -41,14 +41,14 @@ def test_the_same_key_is_the_same_draw() -> None:
     between = build.call(aten.rand_like.default, x)
     again, other = (build.call(keyed, aten.rand_like.default, item, x) for item in keys)
     module = build.module(first, between, again, other)
-    one, _, two, three = evaluate(module, jnp.ones(3, jnp.float32))
-    assert (one == two).all()
-    assert (one != three).any()
-    assert (evaluate(module, jnp.ones(3, jnp.float32), seed=1)[0] != one).any()
+    draw, _, same_key, other_key = evaluate(module, jnp.ones(3, jnp.float32))
+    assert (draw == same_key).all()
+    assert (draw != other_key).any()
+    assert (evaluate(module, jnp.ones(3, jnp.float32), seed=1)[0] != draw).any()
 
 
-def test_a_draw_as_a_graph_of_its_own() -> None:
-    """Its inputs are the nodes that it reads, each once and in order, and not the key."""
+def test_single_op_graph() -> None:
+    """The inputs are the op's operands without the key, each once and in order."""
     build = Builder()
     x, y = build.input(3), build.input(3)
     node = build.call(keyed, aten.normal.Tensor_Tensor, key(build, 0), y, x)
@@ -60,7 +60,7 @@ def test_a_draw_as_a_graph_of_its_own() -> None:
     assert operands(build.call(keyed, aten.normal.Tensor_Tensor, key(build, 0), x, x)) == [x]
 
 
-def test_only_programs_run_it() -> None:
+def test_keyed_op_runs_only_in_programs() -> None:
     """Torch's kernel would draw from torch's generator."""
     with pytest.raises(AssertionError, match="can only be evaluated in a program"):
         keyed(aten.rand_like.default, None, torch.ones(3))

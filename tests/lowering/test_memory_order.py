@@ -1,4 +1,4 @@
-"""How operands lie, as the graph tells: in eager's memory, and before the transposes that made them."""
+"""The memory order of operands, derived from the graph: in eager mode's memory, and before transposes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ aten = torch.ops.aten
 X = torch.arange(24.0).view(2, 3, 4)
 
 CHAINS: dict[str, list[tuple[Any, ...]]] = {
-    "nothing": [],
+    "no op": [],
     "permute": [(aten.permute.default, [1, -1, 0])],
     "transpose": [(aten.transpose.int, 0, -1)],
-    "two": [(aten.permute.default, [2, 0, 1]), (aten.detach.default,), (aten.transpose.int, 1, 2)],
-    "beyond a reshape": [(aten.transpose.int, 0, 1), (aten.view.default, [3, 2, 4]), (aten.permute.default, [2, 1, 0])],
+    "two transposes": [(aten.permute.default, [2, 0, 1]), (aten.detach.default,), (aten.transpose.int, 1, 2)],
+    "after a reshape": [(aten.transpose.int, 0, 1), (aten.view.default, [3, 2, 4]), (aten.permute.default, [2, 1, 0])],
 }
 
 
 def chain(name: str) -> tuple[Context, Array, Array]:
-    """A context at the reader of the last value of a chain. Returns: that value, and the one before its transposes."""
+    """Returns a context at the reader of a chain's last value, that value, and the value before its transposes."""
     build, ctx = Builder(), Context("cpu")
     node, value = build.input(2, 3, 4), X
     ctx.values[node] = before = jnp.asarray(value.numpy())
@@ -43,105 +43,112 @@ def chain(name: str) -> tuple[Context, Array, Array]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_before_the_transposes(name: str) -> None:
+def test_untransposed_is_the_value_before_the_transposes(name: str) -> None:
     ctx, value, before = chain(name)
-    found, places = untransposed(ctx, 0, value)
-    assert found is before
-    assert sorted(places) == [0, 1, 2]
-    np.testing.assert_array_equal(np.transpose(found, places), value)
+    operand, dims = untransposed(ctx, 0, value)
+    assert operand is before
+    assert sorted(dims) == [0, 1, 2]
+    np.testing.assert_array_equal(np.transpose(operand, dims), value)
 
 
-def test_a_matrix_and_what_has_no_dimensions_to_exchange() -> None:
+def test_untransposed_by_t() -> None:
     build, ctx = Builder(), Context("cpu")
-    for x, wanted in ((jnp.ones((2, 3)), (1, 0)), (jnp.ones(3), (0,)), (jnp.ones(()), ())):
+    for x, expected in ((jnp.ones((2, 3)), (1, 0)), (jnp.ones(3), (0,)), (jnp.ones(()), ())):
         source = build.input(*x.shape)
         node = build.call(aten.t.default, source)
         ctx.values[source], ctx.values[node] = x, x.T
         ctx.node = build.call(aten.relu.default, node)
-        found, places = untransposed(ctx, 0, x.T)
-        assert found is x
-        assert places == wanted
+        operand, dims = untransposed(ctx, 0, x.T)
+        assert operand is x
+        assert dims == expected
 
 
 TRANSPOSED = (1, 0)
 
 
-def reader_of(make: Callable[[Builder, Node, Node, Node], Node]) -> tuple[int, ...] | None:
-    """The order in which a sum reads what is made of a 3x40 tensor, and of one that is transposed: by `permute`, and by the caller. None:
-    as it is."""
+def order_of_sum(make: Callable[[Builder, Node, Node, Node], Node]) -> tuple[int, ...] | None:
+    """Returns the order in which a sum reads a value, or None if the sum reads it unchanged.
+
+    Args:
+        make: Makes the value of three nodes of shape (3, 40): a row-major one, one that `permute` has transposed, and one that the caller
+            has transposed.
+    """
     build, ctx = Builder(), Context("cpu")
-    plain, turned, given = build.input(3, 40), build.input(40, 3), build.input(3, 40)
-    given.meta["val"] = build.fake(40, 3).t()
-    node = make(build, plain, build.call(aten.permute.default, turned, [1, 0], value=build.fake(40, 3).t()), given)
+    row_major, source, by_caller = build.input(3, 40), build.input(40, 3), build.input(3, 40)
+    by_caller.meta["val"] = build.fake(40, 3).t()
+    node = make(build, row_major, build.call(aten.permute.default, source, [1, 0], value=build.fake(40, 3).t()), by_caller)
     ctx.values[node] = value = jnp.arange(120.0).reshape(3, 40)
     ctx.node = build.call(aten.sum.default, node)
-    found, places = in_memory_order(ctx, 0, value)
-    np.testing.assert_array_equal(np.transpose(found, places), value)
-    return None if found is value else places
+    operand, dims = in_memory_order(ctx, 0, value)
+    np.testing.assert_array_equal(np.transpose(operand, dims), value)
+    return None if operand is value else dims
 
 
-def of(build: Builder, op: Any, *nodes: Node) -> Node:
+def call(build: Builder, op: Any, *nodes: Node) -> Node:
     return build.call(op, *nodes, value=nodes[0].meta["val"])
 
 
 def read_twice(build: Builder, node: Node, op: Any = aten.relu.default) -> Node:
-    of(build, op, node)
+    call(build, op, node)
     return node
 
 
 COMPUTED: dict[str, tuple[Callable[[Builder, Node, Node, Node], Node], tuple[int, ...] | None]] = {
-    "as it is": (lambda build, x, y, z: of(build, aten.exp.default, x), None),
-    "transposed": (lambda build, x, y, z: of(build, aten.exp.default, y), TRANSPOSED),
-    "by the caller": (lambda build, x, y, z: of(build, aten.exp.default, z), TRANSPOSED),
-    "several": (
-        lambda build, x, y, z: of(build, aten.mul.Tensor, of(build, aten.exp.default, y), of(build, aten.abs.default, z)),
+    "row-major": (lambda build, x, y, z: call(build, aten.exp.default, x), None),
+    "permuted": (lambda build, x, y, z: call(build, aten.exp.default, y), TRANSPOSED),
+    "transposed by the caller": (lambda build, x, y, z: call(build, aten.exp.default, z), TRANSPOSED),
+    "two transposed operands": (
+        lambda build, x, y, z: call(build, aten.mul.Tensor, call(build, aten.exp.default, y), call(build, aten.abs.default, z)),
         TRANSPOSED,
     ),
-    "the caller's own": (lambda build, x, y, z: z, TRANSPOSED),
-    "a part of it": (lambda build, x, y, z: of(build, aten.slice.Tensor, z), TRANSPOSED),
-    "of one row": (lambda build, x, y, z: build.call(aten.expand.default, x, value=build.fake(40).expand(3, 40)), None),
-    "of one row and others": (
-        lambda build, x, y, z: of(build, aten.sub.Tensor, z, build.call(aten.expand.default, x, value=build.fake(40).expand(3, 40))),
+    "an input": (lambda build, x, y, z: z, TRANSPOSED),
+    "slice of an input": (lambda build, x, y, z: call(build, aten.slice.Tensor, z), TRANSPOSED),
+    "expanded row": (lambda build, x, y, z: build.call(aten.expand.default, x, value=build.fake(40).expand(3, 40)), None),
+    "expanded row and transposed operand": (
+        lambda build, x, y, z: call(build, aten.sub.Tensor, z, build.call(aten.expand.default, x, value=build.fake(40).expand(3, 40))),
         TRANSPOSED,
     ),
-    "in two orders": (lambda build, x, y, z: of(build, aten.add.Tensor, y, x), None),
-    "no elementwise op": (lambda build, x, y, z: of(build, aten.relu.default, of(build, aten.cumsum.default, y)), None),
-    "read twice": (lambda build, x, y, z: read_twice(build, of(build, aten.mul.Tensor, y, z)), TRANSPOSED),
-    "a function read twice": (lambda build, x, y, z: read_twice(build, of(build, aten.exp.default, y)), None),
-    "of a function read twice": (
-        lambda build, x, y, z: of(build, aten.mul.Tensor, read_twice(build, of(build, aten.exp.default, y)), z),
+    "operands in two orders": (lambda build, x, y, z: call(build, aten.add.Tensor, y, x), None),
+    "after cumsum": (lambda build, x, y, z: call(build, aten.relu.default, call(build, aten.cumsum.default, y)), None),
+    "cheap op, read twice": (lambda build, x, y, z: read_twice(build, call(build, aten.mul.Tensor, y, z)), TRANSPOSED),
+    "expensive op, read twice": (lambda build, x, y, z: read_twice(build, call(build, aten.exp.default, y)), None),
+    "operand is an expensive op, read twice": (
+        lambda build, x, y, z: call(build, aten.mul.Tensor, read_twice(build, call(build, aten.exp.default, y)), z),
         None,
     ),
-    "a function of what is read twice": (
-        lambda build, x, y, z: of(build, aten.exp.default, read_twice(build, of(build, aten.neg.default, y))),
+    "operand is a cheap op, read twice": (
+        lambda build, x, y, z: call(build, aten.exp.default, read_twice(build, call(build, aten.neg.default, y))),
         TRANSPOSED,
     ),
-    "in memory": (lambda build, x, y, z: read_twice(build, of(build, aten.mul.Tensor, y, z), aten.cumsum.default), None),
+    "cheap op, also read by cumsum": (
+        lambda build, x, y, z: read_twice(build, call(build, aten.mul.Tensor, y, z), aten.cumsum.default),
+        None,
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_is_computed(name: str) -> None:
+def test_order_of_computed_values(name: str) -> None:
     make, order = COMPUTED[name]
-    assert reader_of(make) == order
+    assert order_of_sum(make) == order
 
 
-def test_the_longest_of_several_orders() -> None:
-    """Where the last dimension of what is transposed is the longer one."""
+def test_order_with_the_longer_last_dimension_is_preferred() -> None:
+    """The transposed operand has the longer last dimension."""
     build, ctx = Builder(), Context("cpu")
-    plain, turned = build.input(40, 3), build.input(40, 3)
-    turned.meta["val"] = build.fake(3, 40).t()
-    node = of(build, aten.sub.Tensor, plain, turned)
+    row_major, transposed = build.input(40, 3), build.input(40, 3)
+    transposed.meta["val"] = build.fake(3, 40).t()
+    node = call(build, aten.sub.Tensor, row_major, transposed)
     ctx.values[node] = jnp.ones((40, 3))
     ctx.node = build.call(aten.sum.default, node)
     assert in_memory_order(ctx, 0, ctx.values[node])[0].shape == (3, 40)
 
 
-def test_order_in_eagers_memory() -> None:
+def test_order_in_eager_modes_memory() -> None:
     build, ctx = Builder(), Context("cpu")
     nodes: list[Node] = [build.input(2, 3), build.input(2, 3)]
     nodes[1].meta["val"] = build.fake(3, 2).t()
     ctx.values.update({node: jnp.ones((2, 3)) for node in nodes})
     ctx.node = build.call(aten.add.Tensor, *nodes)
     assert [eager_order(ctx, ctx.values[node]) for node in nodes] == [(0, 1), (1, 0)]
-    assert eager_order(ctx, jnp.ones((2, 3))) is None, "a value that the lowering has made"
+    assert eager_order(ctx, jnp.ones((2, 3))) is None, "a value that is no argument of the node"

@@ -1,7 +1,7 @@
-"""Lowerings do not ask for which platform a program is.
+"""Lowerings do not compare the platform of a program.
 
-Implementations and registered lowerings declare where they exist, what only XLA:CPU needs lies in lowering/cpu/, and what eager mode does
-on one platform alone has names in lowering/eager.py.
+Implementations and registered lowerings declare their platforms. Code for XLA:CPU alone is in lowering/cpu/. Behavior of eager mode on one
+platform has a name in lowering/eager.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = frozenset({"cpu", "cuda", "rocm", "tpu"})
 
 
 def comparisons(source: str, names: frozenset[str]) -> list[int]:
-    """The lines on which something is compared with one of these names, or a collection that has one."""
+    """The lines of comparisons with one of these names, or with a collection that contains one."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -34,14 +34,14 @@ def paths() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", paths(), ids=lambda path: str(path.relative_to(LOWERING)))
-def test_nobody_else_compares_a_platform(path: Path) -> None:
-    """Outside lowerings one setting is for CUDA alone."""
+def test_module_compares_no_platform(path: Path) -> None:
+    """Modules outside of `ops` may compare with "cuda": one setting exists for CUDA alone."""
     names = NAMES if path.parent == LOWERING / "ops" else NAMES - {"cuda"}
     assert not comparisons(path.read_text(), names)
 
 
 @pytest.mark.parametrize(
-    "planted",
+    "source",
     [
         'def f(ctx):\n    return 1 if ctx.platform == "cpu" else 2',
         'def f(problem):\n    return problem.size > 3 and "cpu" != problem.platform',
@@ -49,10 +49,10 @@ def test_nobody_else_compares_a_platform(path: Path) -> None:
         'def f(platform):\n    match platform:\n        case "cpu":\n            return 1',
     ],
 )
-def test_a_comparison_is_seen(planted: str) -> None:
-    assert comparisons(planted, frozenset({"cpu"}))
+def test_comparison_is_found(source: str) -> None:
+    assert comparisons(source, frozenset({"cpu"}))
 
 
 @pytest.mark.parametrize("declared", ['@lowers(op, platforms=["cpu"])\ndef f(): ...', 'x = torch.ones(3, device="cpu")'])
-def test_what_declares_is_no_comparison(declared: str) -> None:
+def test_declaration_is_no_comparison(declared: str) -> None:
     assert not comparisons(declared, NAMES)

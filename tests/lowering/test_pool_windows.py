@@ -1,4 +1,4 @@
-"""The windows of a pooling: where they lie, and what is in them."""
+"""The geometry of pooling windows, and reductions over them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ CASES = [(7, 3, 3, 2, 0, 1), (7, 4, 3, 2, 1, 1), (8, 2, 2, 3, 0, 3), (9, 2, 3, 3
 
 
 @pytest.mark.parametrize(("size", "out", "kernel", "stride", "padding", "dilation"), CASES)
-def test_what_lies_in_a_window(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> None:
-    """By the definition, place by place; what lies beyond the ends is the padding's."""
+def test_elements_of_a_window(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> None:
+    """Each window has the elements of its definition; elements beyond the ends are padding."""
     dim = PoolWindows(1, size, out, kernel, stride, padding, dilation)
     x = np.arange(1, 1 + 2 * size).reshape(2, size)
-    wanted = np.zeros((2, out, kernel), int)
+    expected = np.zeros((2, out, kernel), int)
     for window, tap in np.ndindex(out, kernel):
-        place = window * stride - padding + tap * dilation
-        if 0 <= place < size:
-            wanted[:, window, tap] = x[:, place]
+        position = window * stride - padding + tap * dilation
+        if 0 <= position < size:
+            expected[:, window, tap] = x[:, position]
         if tap == 0:
-            assert dim.starts[window] == place
+            assert dim.starts[window] == position
     padded = pad(jnp.asarray(x), 0, {1: dim.edge_padding})
-    np.testing.assert_array_equal(np.stack([dim.tap(padded, number) for number in range(kernel)], -1), wanted)
-    np.testing.assert_array_equal(reduce_window(jnp.asarray(x), 0, "sum", [dim]), wanted.sum(-1))
-    np.testing.assert_array_equal(reduce_window(jnp.asarray(x), 0, "max", [dim]), wanted.max(-1))
+    np.testing.assert_array_equal(np.stack([dim.tap(padded, number) for number in range(kernel)], -1), expected)
+    np.testing.assert_array_equal(reduce_window(jnp.asarray(x), 0, "sum", [dim]), expected.sum(-1))
+    np.testing.assert_array_equal(reduce_window(jnp.asarray(x), 0, "max", [dim]), expected.max(-1))
 
 
-def test_settings_once_for_all_dimensions() -> None:
+def test_one_setting_for_all_dimensions() -> None:
     assert windows_along((6, 8), (3, 4), 4, [2], [], [0, 1]) == [PoolWindows(2, 6, 3, 2, 2, 0, 1), PoolWindows(3, 8, 4, 2, 2, 1, 1)]
     assert windows_along((9,), (2,), 3, [3], [4], [0], [2]) == [PoolWindows(2, 9, 2, 3, 4, 0, 2)]
 

@@ -1,4 +1,4 @@
-"""Casts between all dtypes, at their limits: also what x86 makes of nan and of numbers out of range, which C++ leaves open."""
+"""Casts between all dtypes, also of nan and of numbers out of range. C++ leaves their results undefined; x86's are the reference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBERS += EDGES + [edge * (1 + 2.0**-7) for edge in EDGES] + [edge - 0.5 for ed
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_casts_to_integers(dtype: torch.dtype) -> None:
-    """One by one in eager mode: of several numbers, its vectorized loops make other uint32 than its loops over the rest."""
+    """Eager mode casts one number at a time: its vectorized loops give other uint32 numbers than its scalar loops."""
     x = torch.tensor([sign * value for value in NUMBERS for sign in (1, -1)], dtype=torch.float64).to(dtype)
     expected = [torch.tensor([value.to(integer).item() for value in x], dtype=integer) for integer in INTEGERS]
     torch._dynamo.reset()
@@ -39,7 +39,7 @@ def test_casts_to_integers(dtype: torch.dtype) -> None:
 @pytest.mark.quick
 @pytest.mark.sample(usual=1, quick=1)
 @pytest.mark.parametrize("size", [1, 3, 8, 33, 1000])
-def test_casts_agree_with_vectorized_ones(size: int) -> None:
+def test_casts_match_vectorized_casts(size: int) -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         results = []
         for integer in INTEGERS:
@@ -57,7 +57,7 @@ NUMERIC = list(dict.fromkeys([*INTEGERS, *FLOATS, *NARROW, *WIDE]))
 
 
 def at_limits(dtype: torch.dtype) -> torch.Tensor:
-    """The numbers of a dtype next to which a cast may overflow, tie, or lose a sign; all numbers of one that has 256."""
+    """The numbers of a dtype near which a cast may overflow, tie, or lose a sign; all numbers of an 8-bit float."""
     if dtype.is_floating_point and dtype.itemsize == 1:
         return torch.arange(256).to(torch.uint8).view(dtype)
     if dtype.is_complex:
@@ -67,7 +67,7 @@ def at_limits(dtype: torch.dtype) -> torch.Tensor:
         numbers = [0.0, 1.0, 1.5, 2.5, 3.0, float("inf"), float("nan"), 2.0**127, 1.5 * 2.0**127]
         for info in map(torch.finfo, [*NARROW, *WIDE[:4]]):
             numbers += [info.max * (1 + step) for step in (0, 1, -0.125, *(2.0**-bits for bits in range(2, 27)))]
-            # What is smaller than float32's normal numbers, XLA takes for zero.
+            # XLA flushes numbers below float32's normal range to zero.
             numbers += [tiny for part in (1.5, 1, 0.75, 0.5, 0.501, 0.25) if (tiny := info.smallest_normal * part) >= 2.0**-126]
         return torch.tensor([sign * value for value in numbers for sign in (1, -1)], dtype=torch.float64).to(dtype)
     if dtype == torch.bool:
@@ -80,7 +80,7 @@ def at_limits(dtype: torch.dtype) -> torch.Tensor:
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """As integers: zeros have signs, and any NaN is the same one."""
+    """The bits as integers, which distinguish zeros by sign. All NaNs are equal."""
     if x.dtype == torch.bool:
         return x
     x = torch.view_as_real(x) if x.is_complex() else x
@@ -93,31 +93,31 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_casts_at_the_limits(dtype: torch.dtype) -> None:
-    """Of floats to floats, and of all others. What a float becomes as an integer is above; C++ leaves open what NaN becomes."""
+    """Casts of floats to floats, and of other dtypes to all. The tests above cast floats to integers; C++ leaves NaN undefined."""
     is_inexact = dtype.is_floating_point or dtype.is_complex
     targets = [target for target in NUMERIC if target.is_floating_point or target.is_complex or not is_inexact]
     if quick_compilation.is_asked_for and is_inexact:
-        # XLA's older emitters, which `make quick` asks for, give NaN (the byte 128) where a negative number is rounded to zero: of float16,
-        # bfloat16, float32, float64, float8_e5m2 and complex numbers. They also give other bits of float8_e5m2fnuz and float8_e8m0fnu,
-        # which are not among the dtypes that `make quick` draws (jaxlib 0.10.2, 2026-11-28).
+        # XLA's older emitters, which `make quick` uses, return NaN (the byte 128) if a negative number of float16, bfloat16, float32,
+        # float64, float8_e5m2 or a complex dtype rounds to zero. They also return other bits for float8_e5m2fnuz and float8_e8m0fnu, which
+        # are not among the dtypes that `make quick` draws (jaxlib 0.10.2, 2026-11-28).
         targets = [target for target in targets if target not in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)]
-    there_and_back = targets if is_inexact else [target for target in targets if not target.is_floating_point]
+    round_trips = targets if is_inexact else [target for target in targets if not target.is_floating_point]
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         results = [x.to(target) for target in targets]
         results += [torch.zeros(x.shape, dtype=target).copy_(x) for target in targets]
-        return results + [torch.cat([x, x])[1:].to(target).to(dtype).to(target) for target in there_and_back]
+        return results + [torch.cat([x, x])[1:].to(target).to(dtype).to(target) for target in round_trips]
 
     torch._dynamo.reset()
     x = at_limits(dtype)
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
-    for target, actual, expected in zip([*targets, *targets, *there_and_back], compiled(x), function(x), strict=True):
+    for target, actual, expected in zip([*targets, *targets, *round_trips], compiled(x), function(x), strict=True):
         assert actual.dtype == expected.dtype
         different = (bits(actual) != bits(expected)).nonzero().flatten()[:5]
         assert not len(different), (target, different.tolist(), actual.flatten()[different], expected.flatten()[different])
 
 
-def test_casts_inside_control_flow_and_behind_it() -> None:
+def test_casts_inside_and_after_control_flow() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.cond(x.sum() > 0, lambda x: x.int(), lambda x: -x.int(), (x,))
         return chosen, (x + chosen).int()
@@ -125,19 +125,19 @@ def test_casts_inside_control_flow_and_behind_it() -> None:
     check(function, torch.tensor([1e20, float("inf"), 3.5]))
 
 
-def test_a_complex_number_is_true_by_either_part() -> None:
+def test_complex_number_is_true_if_either_part_is_nonzero() -> None:
     assert convert(jnp.array([0, 1, 1j]), np.dtype(np.bool_)).tolist() == [False, True, True]
 
 
-def test_symbolic_sizes_broadcast_as_others() -> None:
+def test_symbolic_sizes_broadcast() -> None:
     batch, length = export.symbolic_shape("batch, length")
     assert broadcast_shapes([(batch, 1, 3), (length, 1)]) == (batch, length, 3)
     assert broadcast_shapes([(1,), (batch,)]) == (batch,)
     assert broadcast_shapes([(2, 1), (3,)]) == (2, 3)
 
 
-def test_a_symbolic_size_is_a_number_of_the_program() -> None:
-    made = export.export(jax.jit(lambda x: x * number(x.shape[0], x.dtype)))(
+def test_symbolic_size_is_computed_by_the_program() -> None:
+    exported = export.export(jax.jit(lambda x: x * number(x.shape[0], x.dtype)))(
         jax.ShapeDtypeStruct(export.symbolic_shape("batch"), np.float32)
     )
-    assert made.call(np.ones(3, np.float32)).tolist() == [3, 3, 3]
+    assert exported.call(np.ones(3, np.float32)).tolist() == [3, 3, 3]

@@ -1,4 +1,4 @@
-"""Lowerings registered by name: every overload that they fit, and nothing changes by looking."""
+"""The registry of lowerings: lowerings of overloads, of names and of platforms, and loading on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def several(x: Any, by: Any = 7) -> Any:
     return x * 100
 
 
-def test_every_overload_gets_the_lowering() -> None:
+def test_lowering_of_a_name_applies_to_every_overload() -> None:
     dynaxla.lowers("dynaxla_registry_test::several")(several)
     x = torch.ones(3)
     for call in (lambda x: ops.several.number(x, 2.0), lambda x: ops.several.tensor(x, x), lambda x: ops.several.number(x, 3.0)):
@@ -44,7 +44,7 @@ def test_every_overload_gets_the_lowering() -> None:
         assert torch.equal(torch.compile(call, backend="dynaxla", options={"fallback": "error"})(x), x * 100)
 
 
-def test_an_overload_that_it_does_not_fit_has_no_lowering() -> None:
+def test_overload_with_another_signature_has_no_lowering() -> None:
     registry = Registry()
     registry.register_name("dynaxla_registry_test::several", lambda x, by: x)
     assert registry.find(ops.several.bare) is None
@@ -53,7 +53,7 @@ def test_an_overload_that_it_does_not_fit_has_no_lowering() -> None:
     assert registry.ops() == {ops.several.number, ops.several.tensor}
 
 
-def test_one_that_fits_no_overload_is_refused() -> None:
+def test_lowering_that_fits_no_overload_raises() -> None:
     registry = Registry()
     registry.register_name("dynaxla_registry_test::single", lambda x, by, too_many: x)
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_one_that_fits_no_overload_is_refused() -> None:
             registry.find(ops.single.default)
 
 
-def test_an_overloads_own_lowering_goes_first_whichever_came_first() -> None:
+def test_lowering_of_an_overload_precedes_that_of_its_name() -> None:
     for own_first in (False, True):
         registry = Registry()
         if own_first:
@@ -83,7 +83,7 @@ def test_a_name_has_one_lowering_per_platform() -> None:
         registry.register_name("dynaxla_registry_test::single", lambda x: x)
 
 
-def test_looking_changes_nothing() -> None:
+def test_find_changes_nothing() -> None:
     registry = Registry()
     registry.register_name("dynaxla_registry_test::several", several)
     registry.register_name("dynaxla_registry_test::of_tomorrow", several)
@@ -93,7 +93,7 @@ def test_looking_changes_nothing() -> None:
     assert (len(registry), registry.ops()) == (count, known)
 
 
-def test_a_lowering_takes_whatever_arguments_there_are() -> None:
+def test_variadic_lowering_takes_all_arguments() -> None:
     def lowering(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
@@ -104,21 +104,21 @@ def test_a_lowering_takes_whatever_arguments_there_are() -> None:
     assert rule.bind(("x", [0]), {"dtype": torch.float32}) == (["x", [0], False], {"dtype": np.dtype("float32")})
 
 
-def test_a_platforms_own_lowering_goes_first() -> None:
+def test_lowering_of_a_platform_precedes_the_general_one() -> None:
     registry, op = Registry(), torch.ops.aten.atan2.default
     registry.register(op, lambda x, y: x)
     registry.register(op, several, platforms=("tpu", "cuda"))
     registry.register_name("dynaxla_registry_test::several", lambda x, by: x)
     registry.register_name("dynaxla_registry_test::several", several, platforms=("cuda",))
-    for found in (op, ops.several.number):
-        assert registry.find(found, "cuda").function is several
-        assert registry.find(found, "cpu").function is not several
+    for overload in (op, ops.several.number):
+        assert registry.find(overload, "cuda").function is several
+        assert registry.find(overload, "cpu").function is not several
     with pytest.raises(ValueError, match=rf"two lowerings for cuda: at {__name__}:\d+ and at {__name__}:\d+"):
         registry.register(op, lambda x, y: x, platforms=("cuda",))
     assert registry.ops() == {op, ops.several.number, ops.several.tensor}
 
 
-def test_what_a_lowering_leaves_out_keeps_its_default() -> None:
+def test_arguments_that_a_lowering_lacks_must_have_their_defaults() -> None:
     registry, op = Registry(), torch.ops.aten.sum.dim_IntList
     registry.register(op, lambda x, dim: x)
     rule = registry.find(op)
@@ -133,13 +133,13 @@ def test_what_a_lowering_leaves_out_keeps_its_default() -> None:
         registry.register(torch.ops.aten.sum.default, lambda x, *, keepdim: x)
 
 
-def test_where_a_result_lies_need_not_be_known() -> None:
+def test_arguments_for_placement_are_dropped() -> None:
     registry, op = Registry(), torch.ops.aten.full_like.default
     registry.register(op, lambda x, value, *, dtype: x)
-    places = {"layout": torch.strided, "device": torch.device("cpu"), "pin_memory": True, "memory_format": torch.channels_last}
+    placement = {"layout": torch.strided, "device": torch.device("cpu"), "pin_memory": True, "memory_format": torch.channels_last}
     rule = registry.find(op)
     assert rule is not None
-    assert rule.bind(("x", 7), {"dtype": torch.int8, **places}) == (["x", 7], {"dtype": np.dtype("int8")})
+    assert rule.bind(("x", 7), {"dtype": torch.int8, **placement}) == (["x", 7], {"dtype": np.dtype("int8")})
 
 
 def test_tables_and_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +149,9 @@ def test_tables_and_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
     lower_table({aten.sin.default: jnp.sin})
     rule = registry.find(aten.atan2.default)
     assert rule is not None
-    assert rule.location.startswith("jax."), "the place of the function, not of what promotes its operands"
-    assert (found := rule.function(jnp.zeros((2, 1), jnp.int32), jnp.ones(3, jnp.int32))).dtype == np.float32
-    assert found.shape == (2, 3)
+    assert rule.location.startswith("jax."), "the location of the function, not of the wrapper that promotes its operands"
+    assert (result := rule.function(jnp.zeros((2, 1), jnp.int32), jnp.ones(3, jnp.int32))).dtype == np.float32
+    assert result.shape == (2, 3)
     assert registry.find(aten.sin.default).function is jnp.sin
     with pytest.raises(TypeError, match="promotion needs the op's schema"):
         dynaxla.lowers("dynaxla_registry_test::single", promote=Promotion.DEFAULT)(lambda x: x)
@@ -161,13 +161,13 @@ def unchanged(x: Any) -> Any:
     return x
 
 
-def filled_later() -> tuple[Registry, list[str]]:
-    """A registry that has one lowering to load, and what tells how often it did."""
+def lazy_registry() -> tuple[Registry, list[str]]:
+    """Returns a registry that loads one lowering on demand, and a list with an entry for each load."""
     loads: list[str] = []
 
     def load() -> None:
         loads.append("loaded")
-        assert registry.find(ops.several.number) is None, "what is loaded may look for lowerings"
+        assert registry.find(ops.several.number) is None, "loading may look up lowerings"
         registry.register(ops.single.default, unchanged, by="dynaxla.lowering.ops.mine")
 
     registry = Registry(load)
@@ -175,7 +175,7 @@ def filled_later() -> tuple[Registry, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "look",
+    "access",
     [
         lambda registry: registry.find(ops.several.default),
         lambda registry: registry.ops(),
@@ -185,24 +185,24 @@ def filled_later() -> tuple[Registry, list[str]]:
     ],
     ids=["find", "ops", "count", "register", "register_name"],
 )
-def test_own_lowerings_are_loaded_once_when_one_is_looked_for_or_others_come(look: Any) -> None:
-    registry, loads = filled_later()
+def test_own_lowerings_are_loaded_once_at_the_first_access(access: Any) -> None:
+    registry, loads = lazy_registry()
     registry.register(ops.several.tensor, lambda x, by: x, by="dynaxla.lowering.ops.others")
     assert registry.external_lowerings() == []
     assert not loads
-    look(registry)
-    look(Registry())
+    access(registry)
+    access(Registry())
     assert registry.find(ops.single.default) is not None
     assert loads == ["loaded"]
 
 
-def test_a_second_lowering_for_an_op_that_is_not_loaded_yet_is_refused() -> None:
-    registry, _ = filled_later()
+def test_second_lowering_for_an_op_not_yet_loaded_raises() -> None:
+    registry, _ = lazy_registry()
     with pytest.raises(ValueError, match="two lowerings"):
         registry.register(ops.single.default, unchanged)
 
 
-def test_what_failed_to_load_is_loaded_again() -> None:
+def test_failed_load_is_repeated() -> None:
     failing = [ImportError("interrupted")]
 
     def load() -> None:
@@ -216,20 +216,20 @@ def test_what_failed_to_load_is_loaded_again() -> None:
     assert registry.find(ops.single.default) is None
 
 
-def test_places_are_those_of_others_lowerings_loaded_or_not() -> None:
-    """A name of a kept program is the same before and after dynaxla's own are there, and another one as soon as others are."""
-    registry, _ = filled_later()
+def test_external_lowerings_do_not_depend_on_loading() -> None:
+    """The key of a cached program stays the same when dynaxla's own lowerings are loaded, and changes when others are registered."""
+    registry, _ = lazy_registry()
     before = registry.external_lowerings()
     registry.fill()
     assert registry.external_lowerings() == before == []
     registry.register(ops.several.number, lax.add)
-    (place,) = registry.external_lowerings() or []
-    assert place.startswith("dynaxla_registry_test.several.number None jax."), "a function of JAX's, but for an op that others chose"
+    (lowering,) = registry.external_lowerings() or []
+    assert lowering.startswith("dynaxla_registry_test.several.number None jax."), "the function is JAX's, but not the registration"
     registry.register(ops.several.tensor, lambda x, by: x)
     assert registry.external_lowerings() is None
 
 
-def test_what_a_node_only_names_is_held() -> None:
+def test_kept_alive_names_what_a_node_refers_to() -> None:
     registry, graph = Registry(), torch.fx.Graph()
     nodes = [graph.call_function(op, (graph.placeholder("x"),)) for op in (torch.ops.aten.sin.default, torch.ops.aten.cos.default)]
     registry.keep_alive(torch.ops.aten.sin.default, lambda node: str(node.args[0]))

@@ -1,4 +1,4 @@
-"""torch's settings of precision, as programs keep them: only CUDA has less than all of float32."""
+"""torch's float32 precision settings, and the precision that programs use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynaxla.lowering.settings import EXACT, Settings
 from dynaxla.runtime import private
 from support.processes.scripts import run_script
 
-# torch's own tests forbid assignments to flags of torch.backends; these are what such an assignment calls.
+# torch's own tests forbid assignments to flags of torch.backends; such an assignment calls these functions.
 set_newer = torch._C._set_fp32_precision_setter
 set_cudnn = torch._C._set_cudnn_allow_tf32
 set_cublas = torch._C._set_cublas_allow_tf32
@@ -22,8 +22,8 @@ set_cudnn_enabled = torch._C._set_cudnn_enabled
 set_matmul = torch.set_float32_matmul_precision
 
 
-def usual() -> None:
-    """torch's defaults, each set for its op."""
+def set_defaults() -> None:
+    """Sets torch's defaults for each op."""
     set_matmul("highest")
     for backend, op in private.FLOAT32_PRECISIONS:
         set_newer(backend, op, "none")
@@ -32,36 +32,38 @@ def usual() -> None:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def defaults() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
-    usual()
+    set_defaults()
     yield
-    usual()
+    set_defaults()
     torch.use_deterministic_algorithms(deterministic)
 
 
 class Kernels:
-    """What torch's kernels do, from its documentation of TF32 and ATen's Context.cpp.
+    """A model of torch's kernels, after torch's documentation of TF32 and ATen's Context.cpp.
 
-    Attributes: given (what each op or backend was told: "none" if it inherits); cudnn (whether cuDNN is used).
+    Attributes:
+        precisions: The setting of each (backend, op); "none" if it inherits.
+        cudnn: True if cuDNN is used.
     """
 
     def __init__(self) -> None:
-        self.given = {("generic", "all"): "none", ("cuda", "all"): "none", ("cuda", "matmul"): "none"}
-        self.given |= {("cuda", "conv"): "tf32", ("cuda", "rnn"): "tf32"}
+        self.precisions = {("generic", "all"): "none", ("cuda", "all"): "none", ("cuda", "matmul"): "none"}
+        self.precisions |= {("cuda", "conv"): "tf32", ("cuda", "rnn"): "tf32"}
         self.cudnn = True
 
     def newer(self, backend: str, op: str, value: str) -> None:
-        self.given[backend, op] = value
+        self.precisions[backend, op] = value
 
     def matmul(self, value: str) -> None:
-        self.given["cuda", "matmul"] = "ieee" if value == "highest" else "tf32"
+        self.precisions["cuda", "matmul"] = "ieee" if value == "highest" else "tf32"
 
     def cublas(self, allowed: bool) -> None:
-        self.given["cuda", "matmul"] = "tf32" if allowed else "ieee"
+        self.precisions["cuda", "matmul"] = "tf32" if allowed else "ieee"
 
     def cudnn_tf32(self, allowed: bool) -> None:
-        self.given["cuda", "conv"] = self.given["cuda", "rnn"] = "tf32" if allowed else "none"
+        self.precisions["cuda", "conv"] = self.precisions["cuda", "rnn"] = "tf32" if allowed else "none"
 
     def enabled(self, enabled: bool) -> None:
         self.cudnn = enabled
@@ -69,8 +71,8 @@ class Kernels:
     def rounds(self, op: str) -> bool:
         if op == "conv" and not self.cudnn:
             op = "matmul"
-        places = [("cuda", op), ("cuda", "all"), ("generic", "all")]
-        return next((self.given[place] for place in places if self.given[place] != "none"), "none") == "tf32"
+        keys = [("cuda", op), ("cuda", "all"), ("generic", "all")]
+        return next((self.precisions[key] for key in keys if self.precisions[key] != "none"), "none") == "tf32"
 
     def settings(self) -> Settings:
         return Settings(*map(self.rounds, ("matmul", "conv", "rnn")))
@@ -88,26 +90,26 @@ CHANGES: list[Change] = [
 
 
 @pytest.mark.parametrize("first", range(len(CHANGES)))
-def test_older_and_newer_settings_in_every_order(first: int) -> None:
-    """Three changes after each other, of all that torch has: what the kernels would do, without an error and without a trace."""
-    seen = set()
+def test_settings_match_the_kernels_after_any_three_changes(first: int) -> None:
+    """`Settings.current` raises nothing and changes no setting, whichever older and newer setters were called."""
+    results = set()
     for rest in itertools.product(range(len(CHANGES)), repeat=2):
-        usual()
+        set_defaults()
         kernels = Kernels()
         for index in (first, *rest):
             change, expect, values = CHANGES[index]
             change(*values)
             expect(kernels, *values)
-        state = {place: private.float32_precision(*place) for place in private.FLOAT32_PRECISIONS}
+        state = {key: private.float32_precision(*key) for key in private.FLOAT32_PRECISIONS}
         assert Settings.current("cuda") == kernels.settings(), [CHANGES[index][2] for index in (first, *rest)]
-        assert {place: private.float32_precision(*place) for place in private.FLOAT32_PRECISIONS} == state
+        assert {key: private.float32_precision(*key) for key in private.FLOAT32_PRECISIONS} == state
         assert (state["cuda", "rnn"] == "tf32") == kernels.rounds("rnn")
-        seen.add(Settings.current("cuda"))
-    assert len(seen) >= 2
+        results.add(Settings.current("cuda"))
+    assert len(results) >= 2
     assert Settings.current("cpu") == EXACT
 
 
-def test_where_the_older_getters_raise() -> None:
+def test_settings_for_which_the_older_getters_raise() -> None:
     set_newer("cuda", "matmul", "tf32")
     set_newer("cuda", "conv", "ieee")
     with pytest.raises(RuntimeError, match="legacy and new"):
@@ -117,17 +119,17 @@ def test_where_the_older_getters_raise() -> None:
     assert Settings.current("cuda") == Settings(matmul_tf32=True, convolution_tf32=False, recurrent_tf32=True)
 
 
-@pytest.mark.parametrize("place", private.FLOAT32_PRECISIONS, ids=".".join)
-def test_the_public_way_reads_the_same(place: tuple[str, str]) -> None:
+@pytest.mark.parametrize("key", private.FLOAT32_PRECISIONS, ids=".".join)
+def test_public_getter_agrees(key: tuple[str, str]) -> None:
     for value in ("ieee", "tf32", "none"):
-        set_newer(*place, value)
-        assert value == "none" or private._public_float32_precision(*place) == value
+        set_newer(*key, value)
+        assert value == "none" or private._public_float32_precision(*key) == value
         for other in private.FLOAT32_PRECISIONS:
             assert private._public_float32_precision(*other) == private.float32_precision(*other)
 
 
-def test_a_fresh_process() -> None:
-    """torch's own defaults (TF32 for cuDNN alone), and what a later setting for all backends makes of them."""
+def test_defaults_of_a_fresh_process() -> None:
+    """torch's own defaults (TF32 for cuDNN alone), and the effect of a later setting for all backends."""
     script = """
 import warnings
 warnings.simplefilter("error")
@@ -147,14 +149,18 @@ print(*Settings.current("cuda")[:2])
 
 
 def test_products_on_a_tpu() -> None:
-    """A value of torch.set_float32_matmul_precision is a key of its own, and reaches products alone."""
-    seen = {}
+    """Each value of torch.set_float32_matmul_precision gives different settings, and affects products alone."""
+    results = {}
     for value in ("highest", "high", "medium"):
         set_matmul(value)
-        seen[value] = Settings.current("tpu")
-        assert seen[value].convolution_precision == seen[value].recurrent_precision == lax.Precision.HIGHEST
-    assert [settings.matmul_precision for settings in seen.values()] == [lax.Precision.HIGHEST, lax.Precision.HIGH, lax.Precision.DEFAULT]
-    assert seen["highest"] == EXACT
+        results[value] = Settings.current("tpu")
+        assert results[value].convolution_precision == results[value].recurrent_precision == lax.Precision.HIGHEST
+    assert [settings.matmul_precision for settings in results.values()] == [
+        lax.Precision.HIGHEST,
+        lax.Precision.HIGH,
+        lax.Precision.DEFAULT,
+    ]
+    assert results["highest"] == EXACT
     set_matmul("highest")
     set_newer("cuda", "matmul", "tf32")  # the older getter raises if these two contradict each other
     assert Settings.current("tpu") == EXACT
@@ -169,7 +175,7 @@ def test_deterministic_algorithms() -> None:
 
 
 def test_precision_of_programs() -> None:
-    """The three are set apart from each other."""
+    """The three precisions are independent."""
     settings = [EXACT, Settings(matmul_tf32=True), Settings(convolution_tf32=True), Settings(recurrent_tf32=True)]
     exact, coarse = lax.Precision.HIGHEST, lax.Precision.DEFAULT
     assert [item.matmul_precision for item in settings] == [exact, coarse, exact, exact]

@@ -1,4 +1,4 @@
-"""Expressions of sizes as functions: each has the value that sympy finds."""
+"""Expressions of sizes as functions: each has the value that sympy computes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dynaxla.lowering.size_functions import size_function
 s, t = sympy.symbols("s t", integer=True, positive=True)
 
 
-def of_sizes(function: Callable[[torch.SymInt, torch.SymInt], Any]) -> tuple[Any, list[Any]]:
-    """The expression that torch makes of a computation with two sizes, and the symbols of these."""
+def symbolic_expression(function: Callable[[torch.SymInt, torch.SymInt], Any]) -> tuple[Any, list[Any]]:
+    """Returns torch's expression of a computation with two sizes, and the symbols of these sizes."""
     environment = ShapeEnv()
     tensor = torch._subclasses.FakeTensorMode(shape_env=environment).from_tensor(torch.empty(7, 5))
     return function(*tensor.shape).node.expr, [size.node.expr for size in tensor.shape]
@@ -35,8 +35,8 @@ def of_sizes(function: Callable[[torch.SymInt, torch.SymInt], Any]) -> tuple[Any
     ],
     ids=range(6),
 )
-def test_what_torch_computes_of_sizes(function: Callable[..., Any]) -> None:
-    expression, symbols = of_sizes(function)
+def test_expressions_that_torch_makes(function: Callable[..., Any]) -> None:
+    expression, symbols = symbolic_expression(function)
     for sizes in ((7, 5), (2, 9), (64, 3)):
         values = dict(zip(symbols, sizes, strict=True))
         found = size_function(expression)(values)
@@ -51,7 +51,7 @@ def test_fractions_are_exact(expression: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "right"),
+    ("condition", "expected"),
     [
         (sympy.Eq(s % 4, 0), lambda s, t: s % 4 == 0),
         (sympy.Ne(s, t), lambda s, t: s != t),
@@ -63,10 +63,10 @@ def test_fractions_are_exact(expression: Any) -> None:
     ],
     ids=range(7),
 )
-def test_conditions(condition: Any, right: Callable[[int, int], bool]) -> None:
+def test_conditions(condition: Any, expected: Callable[[int, int], bool]) -> None:
     for sizes in ((1, 1), (4, 6), (8, 3)):
-        assert size_function(condition)({s: sizes[0], t: sizes[1]}) is right(*sizes)
+        assert size_function(condition)({s: sizes[0], t: sizes[1]}) is expected(*sizes)
 
 
-def test_a_part_has_a_value_and_its_symbols_have_none() -> None:
+def test_value_of_a_subexpression_replaces_those_of_its_symbols() -> None:
     assert size_function(2 * s + t)({2 * s: 10, t: 3}) == 13

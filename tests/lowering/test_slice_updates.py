@@ -1,4 +1,4 @@
-"""Which products read an updated tensor as it was before, and the new slices."""
+"""Products with an updated tensor: they can read the old tensor and the new slices instead."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dynaxla.lowering import Context
 from dynaxla.lowering.slice_updates import PRODUCTS, UpdatedOperand, updated_operand
 
 
-def readings(graph: GraphModule) -> list[UpdatedOperand]:
-    """Those of all products of a graph."""
+def updated_operands(graph: GraphModule) -> list[UpdatedOperand]:
+    """The updated operands of all products of a graph."""
     ctx, found = Context("cpu"), []
     for node in graph.graph.nodes:
         ctx.node = node
@@ -32,14 +32,14 @@ def graph_of(name: str) -> GraphModule:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_who_needs_no_whole(name: str) -> None:
-    found = readings(graph_of(name))
+def test_number_of_updated_operands(name: str) -> None:
+    found = updated_operands(graph_of(name))
     assert len(found) == READERS[name].by_parts
     assert all(item.capacity >= 4 for item in found)
 
 
-def test_what_is_read() -> None:
-    scores, sums = readings(graph_of("twice"))
+def test_properties_of_updated_operands() -> None:
+    scores, sums = updated_operands(graph_of("twice"))
     assert not scores.sums_slices
     assert sums.sums_slices
     for item in (scores, sums):
@@ -49,5 +49,5 @@ def test_what_is_read() -> None:
         assert not item.is_moved
 
 
-def test_what_is_moved() -> None:
-    assert all(item.is_moved for item in readings(graph_of("in rows")))
+def test_operands_in_rows_are_moved() -> None:
+    assert all(item.is_moved for item in updated_operands(graph_of("in rows")))

@@ -1,4 +1,4 @@
-"""Numbers that follow from symbolic sizes."""
+"""Numbers computed from symbolic sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynaxla.lowering.promotion import number, result_type
 from dynaxla.lowering.symbolic_numbers import FUNCTIONS, SymbolicFloat, is_symbolic
 
 
-def test_they_are_computed_when_the_program_runs() -> None:
+def test_numbers_are_computed_when_the_program_runs() -> None:
     def numbers(x: jax.Array) -> list[jax.Array]:
         batch, length = x.shape
         half = 1 - FUNCTIONS[operator.truediv](length, 2)
@@ -26,11 +26,11 @@ def test_they_are_computed_when_the_program_runs() -> None:
 
     with jax.enable_x64(True):
         shape = export.symbolic_shape("batch, length")
-        made = export.export(jax.jit(numbers))(jax.ShapeDtypeStruct(shape, np.float32))
-        assert [float(item) for item in made.call(np.zeros((4, 7), np.float32))] == [-2.5, 4, 16, 7, 3]
+        exported = export.export(jax.jit(numbers))(jax.ShapeDtypeStruct(shape, np.float32))
+        assert [float(item) for item in exported.call(np.zeros((4, 7), np.float32))] == [-2.5, 4, 16, 7, 3]
 
 
-def test_numbers_that_are_known_stay_pythons() -> None:
+def test_known_numbers_stay_python_numbers() -> None:
     found = [
         FUNCTIONS[torch.sym_float](3),
         FUNCTIONS[torch.sym_max](3, 4),
@@ -41,7 +41,7 @@ def test_numbers_that_are_known_stay_pythons() -> None:
     assert not any(map(is_symbolic, found))
 
 
-def test_they_promote_as_numbers_of_their_kind() -> None:
+def test_numbers_promote_like_python_numbers() -> None:
     (size,) = export.symbolic_shape("size")
     fraction = SymbolicFloat(np.float64(0.5))
     assert isinstance(fraction, float)
@@ -50,9 +50,9 @@ def test_they_promote_as_numbers_of_their_kind() -> None:
     assert result_type([np.zeros(2, np.float64), fraction]) == np.float64
 
 
-def test_what_depends_on_their_values_is_refused() -> None:
+def test_reading_the_value_raises() -> None:
     fraction = SymbolicFloat(np.float64(0.5))
-    for look in (bool, float, int, lambda value: value == 0.5, lambda value: value < 1):
+    for read in (bool, float, int, lambda value: value == 0.5, lambda value: value < 1):
         with pytest.raises(jax.errors.InconclusiveDimensionOperation):
-            look(fraction)
+            read(fraction)
     assert not definitely(lambda: fraction == 0.5)

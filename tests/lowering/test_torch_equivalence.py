@@ -1,4 +1,4 @@
-"""Which graphs torch's kernels and programs may run in turn."""
+"""Graphs for which torch's kernels and XLA programs are interchangeable."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ def layer_and_gradient(*inputs: torch.Tensor) -> list[Any]:
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "nothing special": (lambda x: [x.sin() @ x.mT], [X], True),
     "random numbers": (lambda x: [x + torch.rand(4)], [X], False),
-    "a mask of dropout": (lambda x: list(aten.native_dropout(x, 0.5, True)), [X], False),
-    "logarithms of attention": (attention, [Q], True),
-    "logarithms of attention, and their gradient": (attention_gradient, [Q], True),
-    "such logarithms in float64": (attention, [Q.double()], False),
-    "such logarithms in float64, that are given": (attention_gradient, [Q.double()], False),
-    "attention alone in float64": (lambda q: attention(q)[:1], [Q.double()], True),
-    "a workspace": (layer, LAYER, False),
-    "a workspace that stays": (lambda *inputs: layer(*inputs)[:3], LAYER, True),
-    "a workspace that is read in the graph": (layer_and_gradient, LAYER, True),
-    "a view of a workspace": (lambda *inputs: [layer(*inputs)[3].view(-1)], LAYER, False),
-    "where an embedding's bags are": (bag, [torch.randn(3, 4)], False),
-    "an embedding alone": (lambda weight: bag(weight)[:1], [torch.randn(3, 4)], True),
+    "dropout mask": (lambda x: list(aten.native_dropout(x, 0.5, True)), [X], False),
+    "log-sum-exps of attention": (attention, [Q], True),
+    "gradient of attention": (attention_gradient, [Q], True),
+    "log-sum-exps in float64": (attention, [Q.double()], False),
+    "gradient of attention in float64": (attention_gradient, [Q.double()], False),
+    "output of attention alone, in float64": (lambda q: attention(q)[:1], [Q.double()], True),
+    "returned workspace": (layer, LAYER, False),
+    "workspace that is not returned": (lambda *inputs: layer(*inputs)[:3], LAYER, True),
+    "workspace that is read in the graph": (layer_and_gradient, LAYER, True),
+    "returned view of a workspace": (lambda *inputs: [layer(*inputs)[3].view(-1)], LAYER, False),
+    "offsets of embedding bags": (bag, [torch.randn(3, 4)], False),
+    "output of embedding bags alone": (lambda weight: bag(weight)[:1], [torch.randn(3, 4)], True),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_may_run_a_graph(name: str) -> None:
+def test_is_interchangeable(name: str) -> None:
     function, inputs, expected = CASES[name]
     assert is_interchangeable(make_fx(function, tracing_mode="fake")(*inputs)) == expected
 
 
-def test_what_another_graph_has_kept_is_not_for_everyone() -> None:
-    def gradient(grad: torch.Tensor, out: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        return aten.log_sigmoid_backward(grad, out, kept)
+def test_graph_that_takes_a_saved_value_is_not_interchangeable() -> None:
+    def gradient(grad: torch.Tensor, out: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+        return aten.log_sigmoid_backward(grad, out, saved)
 
     assert not is_interchangeable(make_fx(gradient, tracing_mode="fake")(X, X, X))
 
 
-def test_graphs_of_control_flow_count() -> None:
+def test_graphs_of_branches_count() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.higher_order.cond(x.sum() > 0, lambda x: (x + torch.rand(4),), lambda x: (x * 2,), (x,))[0]
 

@@ -1,4 +1,4 @@
-"""Collectives inside programs, between programs and in steps: two processes, compared with eager mode by cases/processes/collectives.py."""
+"""Tests of collectives in programs, between programs and in steps, in two processes (see tests/cases/processes/collectives.py)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# TorchDynamo of torch 2.11 does not trace a collective in it.
-FAILS = "gather_scatter_and_exchange", True
+# TorchDynamo of torch 2.11 does not trace one of the collectives of this case.
+FAILS_ON_OLDEST = "gather_scatter_and_exchange", True
 
 SCRIPT = """
 import sys
@@ -34,19 +34,21 @@ start_processes(run, tuple(sys.argv[2:]), int(sys.argv[1]), start_method="fork")
 
 
 def run(folder: Path, *names: str) -> list[dict[str, str]]:
-    """What each process raised, by case. names: of the cases, else all. XLA compiles quickly: its code is not the subject."""
-    places = [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results")]
-    run_script(SCRIPT, [*places, *names], XLA_FLAGS=quick_compilation.flags())
+    """Returns each process's errors by case. names: the cases; by default all."""
+    arguments = [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results")]
+    run_script(SCRIPT, [*arguments, *names], XLA_FLAGS=quick_compilation.flags())
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(collectives.WORLD)]
 
 
-def test_as_in_eager(tmp_path: Path) -> None:
-    """All cases in the same two processes, whose start takes as long."""
-    wrong = [f"{name}: {error}" for of_rank in run(tmp_path) for name, error in of_rank.items() if error and (name, IS_OLDEST) != FAILS]
-    assert not wrong, "\n".join(wrong)
+def test_all_cases_agree_with_eager_mode(tmp_path: Path) -> None:
+    """All cases share two processes, because starting processes takes as long as the cases."""
+    failures = [
+        f"{name}: {error}" for errors in run(tmp_path) for name, error in errors.items() if error and (name, IS_OLDEST) != FAILS_ON_OLDEST
+    ]
+    assert not failures, "\n".join(failures)
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_collectives(tmp_path: Path) -> None:
-    """A hundred in a program, which nothing but their order in the graph orders: a thousand calls, four threads, random delays."""
-    assert [found["many_independent"] for found in run(tmp_path, "many_independent")] == ["", ""]
+def test_many_independent_collectives_in_random_order(tmp_path: Path) -> None:
+    """A program has a hundred independent collectives, ordered only by the graph: a thousand calls, four threads, random delays."""
+    assert [errors["many_independent"] for errors in run(tmp_path, "many_independent")] == ["", ""]

@@ -1,4 +1,4 @@
-"""A process is killed in the middle of a step: the others raise, lose nothing, and end with their own exit status."""
+"""Tests of training in which a process is killed during a step: the others raise, lose no state, and end with their own exit status."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ pytestmark = [
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize("victim", [0, 1])  # rank 0 has the store
 @pytest.mark.parametrize("name", killed_training.CASES)
-def test_a_killed_process(name: str, victim: int, tmp_path: Path) -> None:
+def test_others_end_properly_after_a_process_is_killed(name: str, victim: int, tmp_path: Path) -> None:
     rendezvous, checkpoint = f"tcp://127.0.0.1:{free_port()}", tmp_path / "checkpoint"
     command = [sys.executable, killed_training.__file__, name]
-    started = [
+    processes = [
         subprocess.Popen(
             [*command, str(rank), rendezvous, str(checkpoint), str(victim)], env=found_here(), stderr=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=PATIENCE)[1] for process in started]
-    statuses = [process.returncode for process in started]
-    assert statuses[victim] == -signal.SIGKILL, said[victim][-3000:]
-    assert statuses[1 - victim] == killed_training.STATUS, said[1 - victim][-3000:]
+    errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    assert statuses[victim] == -signal.SIGKILL, errors[victim][-3000:]
+    assert statuses[1 - victim] == killed_training.STATUS, errors[1 - victim][-3000:]
     assert len(torch.load(checkpoint)) > 5

@@ -1,4 +1,4 @@
-"""Which ops were lowered, and which torch computed: every use is counted, and each op that torch computes is named once in the log."""
+"""Tests of the counts of lowered ops and of fallbacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dynaxla.observe import coverage
 
 
-def test_uses_are_counted_and_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_uses_are_counted_and_each_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     coverage.reset()
     with caplog.at_level(logging.WARNING, "dynaxla"):
         coverage.count_lowered("coverage_test.both")

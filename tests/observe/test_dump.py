@@ -1,4 +1,4 @@
-"""Dumps, TORCH_LOGS and profiler regions."""
+"""Tests of dumps, TORCH_LOGS and profiler regions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from dynaxla.observe import dump
 from support.processes.scripts import completed, run_script
 
 
-def test_dump_writes_every_stage(tmp_path: Path) -> None:
+def test_dump_writes_all_stages(tmp_path: Path) -> None:
     directory = tmp_path / "made" / "here"
     compiled = torch.compile(lambda x: (x * 2).relu(), backend="dynaxla", options={"dump": str(directory)}, dynamic=True)
     compiled(torch.randn(3))
     compiled(torch.randn(4))
     names = sorted(path.name.split(".", 1)[1] for path in directory.iterdir())
-    assert names == sorted([*["aten.txt", "stablehlo.mlir", "hlo.txt"] * 2, "passes.txt"]), "one set per executable, and the graph's passes"
+    assert names == sorted([*["aten.txt", "stablehlo.mlir", "hlo.txt"] * 2, "passes.txt"]), (
+        "a set of files for each executable, and one file of the graph's passes"
+    )
     assert any("aten.relu" in path.read_text() for path in directory.glob("*.aten.txt"))
     assert any("stablehlo.multiply" in path.read_text() for path in directory.glob("*.stablehlo.mlir"))
     assert any("HloModule" in path.read_text() for path in directory.glob("*.hlo.txt"))
@@ -39,23 +41,25 @@ def test_torch_logs() -> None:
     for part in ("FileNames", "StackFrames", "stack_frame_id", "function_name_id", "metadata=", "interpreter.py"):
         assert part not in result.stderr, part
     quiet = completed(script)
-    assert (quiet.returncode, quiet.stderr) == (0, ""), "nothing is printed unless it is asked for"
+    assert (quiet.returncode, quiet.stderr) == (0, ""), "something is printed without TORCH_LOGS"
 
 
-def test_the_log_is_for_reading_and_the_files_are_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_omits_metadata_that_the_files_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "dynaxla"):
         torch.compile(lambda x: (x.sin() @ x).cos(), backend="dynaxla", options={"dump": str(tmp_path)})(torch.randn(10, 10))
-    (whole,) = [path.read_text() for path in tmp_path.glob("*.hlo.txt")]
+    (file_text,) = [path.read_text() for path in tmp_path.glob("*.hlo.txt")]
     (logged,) = [record.getMessage() for record in caplog.records if "hlo.txt" in record.getMessage()]
-    assert "FileNames" in whole
-    assert "stack_frame_id" in whole
-    mine, xlas = ([line.partition(" = ")[0] for line in text.splitlines() if " = " in line] for text in (logged, whole))
-    assert mine == xlas, "no instruction is left out"
+    assert "FileNames" in file_text
+    assert "stack_frame_id" in file_text
+    logged_instructions, file_instructions = (
+        [line.partition(" = ")[0] for line in text.splitlines() if " = " in line] for text in (logged, file_text)
+    )
+    assert logged_instructions == file_instructions, "the log omits an instruction"
     assert "HloModule" in logged
     assert "\nENTRY" in logged
 
 
-def test_what_is_left_out_of_the_log() -> None:
+def test_readable_omits_metadata_and_long_constants() -> None:
     assert dump.readable('a = f32[] add(b, c), metadata={op_name="x{y}\\"z}" stack_frame_id=3}, calls=d') == "a = f32[] add(b, c), calls=d"
     assert dump.readable('HloModule m\n\nFileNames\n1 "a"\n\nStackFrames\n1 {b}\n\n\n%f (x)') == "HloModule m\n\n%f (x)"
     assert dump.readable('dense<"0x' + "0A" * 1000 + '">') == 'dense<"0x' + "0A" * 16 + '...">'

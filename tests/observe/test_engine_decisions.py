@@ -1,4 +1,4 @@
-"""Verdicts are plain data, and a line in the log."""
+"""Tests of the records of chosen engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dynaxla.observe import engine_decisions
 
 
-def test_a_verdict_is_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_verdict_is_stored_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     engine_decisions.reset()
     with caplog.at_level(logging.INFO, "dynaxla"):
         engine_decisions.record_verdict(
@@ -18,7 +18,7 @@ def test_a_verdict_is_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         )
     line = "dynaxla_0 (inference) for sizes up to [16] is run by eager: the fastest; eager 2.0 us; inductor: it failed"
     assert caplog.messages == [line]
-    (found,) = engine_decisions.verdicts()
-    assert json.loads(json.dumps(found))["seconds"] == {"eager": 2e-6}
+    (verdict,) = engine_decisions.verdicts()
+    assert json.loads(json.dumps(verdict))["seconds"] == {"eager": 2e-6}
     engine_decisions.reset()
     assert engine_decisions.verdicts() == []

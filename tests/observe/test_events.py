@@ -1,25 +1,25 @@
-"""Who listens is told, in turn, and nobody else."""
+"""Tests of events and their listeners."""
 
 from __future__ import annotations
 
 from dynaxla.observe import coverage, events, metrics
 
 
-def test_listeners_hear_what_happens_while_they_listen() -> None:
-    heard: list[object] = []
+def test_listeners_receive_events_only_while_listening() -> None:
+    received: list[object] = []
     assert not events.has_listeners()
-    with events.listening(heard.append), events.listening(lambda _: None), metrics.timed("test"):
+    with events.listening(received.append), events.listening(lambda _: None), metrics.timed("test"):
         assert events.has_listeners()
         coverage.count_fallback("test.op", "a reason", "model.py:3")
     assert not events.has_listeners()
     coverage.count_fallback("test.op", "a reason", "")
-    fell, spent = heard
-    assert fell == events.OpFellBack("test.op", "a reason", "model.py:3")
-    assert isinstance(spent, events.PhaseEnded)
-    assert spent.phase == "test"
+    fallback, phase_end = received
+    assert fallback == events.OpFellBack("test.op", "a reason", "model.py:3")
+    assert isinstance(phase_end, events.PhaseEnded)
+    assert phase_end.phase == "test"
 
 
-def test_lines_have_numbers() -> None:
+def test_equal_lines_have_equal_numbers() -> None:
     with events.line_scope('File "a.py", line 1, in f'):
         number = events.lines().index('File "a.py", line 1, in f')
     with events.line_scope('File "a.py", line 1, in f'), events.line_scope(""):

@@ -1,4 +1,4 @@
-"""Phases' seconds: what happens inside of another phase is counted once."""
+"""Tests of counters and of the seconds of phases. Nested phases are counted once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dynaxla.observe import coverage, metrics
 
 
 class Clock:
-    """It goes only when told to: by seconds that binary fractions hold."""
+    """A clock that only `advance` changes, by seconds without rounding errors."""
 
     now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
-    def goes(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += seconds
 
 
@@ -34,25 +34,25 @@ def clock() -> Iterator[Clock]:
     metrics.reset()
 
 
-def test_phases_within_phases(clock: Clock) -> None:
+def test_nested_phases(clock: Clock) -> None:
     with metrics.timed("outer"):
-        clock.goes(1)
+        clock.advance(1)
         with metrics.timed("inner"), metrics.timed("innermost"):
-            clock.goes(2)
+            clock.advance(2)
         with metrics.timed("inner"):
-            clock.goes(4)
+            clock.advance(4)
         with metrics.timed("outer"):
-            clock.goes(8)
-        clock.goes(16)
-    clock.goes(32)
+            clock.advance(8)
+        clock.advance(16)
+    clock.advance(32)
     assert metrics.seconds() == {"outer": 25, "inner": 4, "innermost": 2}
     assert metrics.snapshot() == {"outer": 2, "inner": 2, "innermost": 1}
 
 
-def test_a_phase_that_fails_is_counted(clock: Clock) -> None:
+def test_failed_phase_is_counted(clock: Clock) -> None:
     def fail() -> None:
         with metrics.timed("failing"):
-            clock.goes(2)
+            clock.advance(2)
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
@@ -60,21 +60,21 @@ def test_a_phase_that_fails_is_counted(clock: Clock) -> None:
     assert metrics.seconds() == {"failing": 2}
 
 
-def test_wall_time_unless_told() -> None:
+def test_default_clock_is_wall_time() -> None:
     metrics.reset()
     with metrics.timed("asleep"):
         time.sleep(0.01)
     assert metrics.seconds()["asleep"] >= 0.01
 
 
-def test_what_users_of_pytorch_xla_know(clock: Clock) -> None:
+def test_interface_of_pytorch_xla(clock: Clock) -> None:
     metrics.clear()
     assert metrics.counter_value("UncachedCompile") is metrics.metric_data("CompileTime") is None
     for seconds in (1, 3):
         with metrics.timed("compile"):
-            clock.goes(seconds)
+            clock.advance(seconds)
     start = metrics.now()
-    clock.goes(0.5)
+    clock.advance(0.5)
     metrics.count_run(start, is_first=True)
     metrics.count_run(metrics.now(), is_first=False)
     metrics.add("graphs")
@@ -91,10 +91,10 @@ def test_what_users_of_pytorch_xla_know(clock: Clock) -> None:
     ]
     assert [metrics.counter_value(name) for name in ("UncachedCompile", "CachedCompile", "aten::max", "graphs")] == [2, 1, 2, 1]
     assert metrics.metric_names() == ["CompileTime", "ExecuteTime"]
-    found = metrics.metric_data("CompileTime")
-    assert found is not None
-    assert (found[:2], [seconds for _, seconds in found[2]]) == ((2, 4), [1, 3])
-    assert abs(found[2][-1][0] - time.time()) < 60
+    compile_times = metrics.metric_data("CompileTime")
+    assert compile_times is not None
+    assert (compile_times[:2], [seconds for _, seconds in compile_times[2]]) == ((2, 4), [1, 3])
+    assert abs(compile_times[2][-1][0] - time.time()) < 60
     report = metrics.report()
     assert "Metric: CompileTime\n  TotalSamples: 2\n  Accumulator: 4.000s\n  Percentiles: 1%=1.000s;" in report
     assert "Metric: ExecuteTime\n  TotalSamples: 2\n  Accumulator: 500.000ms" in report
@@ -111,6 +111,6 @@ def test_compiled_graphs_are_counted() -> None:
     for _ in range(3):
         compiled(torch.ones(3))
     assert [metrics.counter_value(name) for name in ("UncachedCompile", "CachedCompile")] == [1, 2]
-    found = metrics.metric_data("ExecuteTime")
-    assert found is not None
-    assert (found[0], found[1] > 0, len(found[2])) == (3, True, 3)
+    execute_times = metrics.metric_data("ExecuteTime")
+    assert execute_times is not None
+    assert (execute_times[0], execute_times[1] > 0, len(execute_times[2])) == (3, True, 3)

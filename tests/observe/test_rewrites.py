@@ -1,4 +1,4 @@
-"""Reports of rewrites reach listeners and the dump."""
+"""Tests of the reports of rewrites to listeners and to the dump."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynaxla.observe import events, rewrites
 pytestmark = pytest.mark.quick
 
 
-def test_a_dump_has_a_line_for_each_pass(tmp_path: Path) -> None:
+def test_dump_has_a_line_for_each_pass(tmp_path: Path) -> None:
     torch.compile(lambda x: torch.nn.functional.conv2d(x, x).relu(), backend="dynaxla", options={"dump": str(tmp_path)})(
         torch.randn(2, 2, 3, 3)
     )
@@ -25,24 +25,24 @@ def test_a_dump_has_a_line_for_each_pass(tmp_path: Path) -> None:
     assert traced.read_text().startswith("jaxpr   transposes")
 
 
-def test_reports_are_of_one_thread(tmp_path: Path) -> None:
-    found: list[bool] = []
+def test_rewrites_of_other_threads_are_not_reported(tmp_path: Path) -> None:
+    reported: list[bool] = []
     with rewrites.dumping_to(tmp_path, "graph"):
-        thread = threading.Thread(target=lambda: found.append(rewrites.are_reported()))
+        thread = threading.Thread(target=lambda: reported.append(rewrites.are_reported()))
         thread.start()
         thread.join()
         assert rewrites.are_reported()
     assert not rewrites.are_reported()
-    assert found == [False]
+    assert reported == [False]
 
 
-def test_an_evaluation_is_reported_with_the_equations_that_result() -> None:
-    heard: list[events.GraphRewritten] = []
+def test_evaluations_are_reported_with_their_numbers_of_equations() -> None:
+    received: list[events.GraphRewritten] = []
     rewrites.note_evaluation("outside of a trace", 3)
-    with events.listening(heard.append), rewrites.tracing() as report:
+    with events.listening(received.append), rewrites.tracing() as report:
         rewrites.note_evaluation("first", 10)
-        with rewrites.tracing():  # of another program
+        with rewrites.tracing():  # a trace of another program
             rewrites.note_evaluation("inner", 1)
         rewrites.note_evaluation("second", 8)
         report(9)
-    assert heard == [events.GraphRewritten("first", "jaxpr", 10, (8,)), events.GraphRewritten("second", "jaxpr", 8, (9,))]
+    assert received == [events.GraphRewritten("first", "jaxpr", 10, (8,)), events.GraphRewritten("second", "jaxpr", 8, (9,))]

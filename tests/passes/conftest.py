@@ -1,4 +1,4 @@
-"""The subject here is how graphs are rewritten: XLA compiles quickly."""
+"""These tests check how graphs are rewritten, so XLA compiles quickly, with few optimizations."""
 
 from __future__ import annotations
 

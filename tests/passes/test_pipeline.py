@@ -1,4 +1,4 @@
-"""The list of passes is complete and in order, and reports what each pass did."""
+"""Tests of passes/pipeline.py: the list of passes is complete and in order, and each pass reports the graph's size before and after."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ def test_rewrites_are_called_through_the_list() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    home = functions.get(alias.name, "").rpartition(".")[2]
-                    assert not home or not (node.module or "").endswith(home), f"{path.name} imports {alias.name} past passes/pipeline.py"
+                    module = functions.get(alias.name, "").rpartition(".")[2]
+                    assert not module or not (node.module or "").endswith(module), (
+                        f"{path.name} imports {alias.name} instead of a pass of passes/pipeline.py"
+                    )
 
 
 def rewritten(function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> list[events.GraphRewritten]:
-    found: list[events.GraphRewritten] = []
-    with events.listening(lambda event: found.append(event) if isinstance(event, events.GraphRewritten) else None):
+    rewrites: list[events.GraphRewritten] = []
+    with events.listening(lambda event: rewrites.append(event) if isinstance(event, events.GraphRewritten) else None):
         result = torch.compile(function, backend="dynaxla", dynamic=options.pop("dynamic", False), options=options)(*inputs)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             result.sum().backward()
     torch._dynamo.reset()
-    return found
+    return rewrites
 
 
 def test_passes_run_in_the_order_of_the_list() -> None:
@@ -69,13 +71,13 @@ def test_passes_run_in_the_order_of_the_list() -> None:
         runs.append(rewritten(model.eval().requires_grad_(False), torch.randn(2, 2, 5, 5), freeze=True))
     order = [each.name for each in PASSES]
     for run in runs:
-        of_forward = [event.name for event in run]
-        names = list(dict.fromkeys(of_forward))
+        run_names = [event.name for event in run]
+        names = list(dict.fromkeys(run_names))
         assert names == sorted(names, key=order.index), names
     ran = {event.name for run in runs for event in run}
     assert {"nested_regions", "min_cut", "late_writes", "freeze", "random_hoisting", "split", "padding", "transposes"} <= ran
     (late,) = [event for event in runs[1] if event.name == "late_writes"]
-    assert len(late.after) == 2, "the program, and the writes"
+    assert len(late.after) == 2, "a graph for the program and a graph of the writes"
     (padding,) = [event for event in runs[2] if event.name == "padding"]
     assert padding.after[0] > padding.before, "operands are masked"
 
@@ -87,7 +89,7 @@ def test_sizes() -> None:
     assert sizes(lambda: None) == []
 
 
-def test_nothing_is_counted_without_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_not_computed_without_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.no_sizes_of_passes(monkeypatch)
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     pipeline.NESTED_REGIONS(graph)

@@ -1,4 +1,4 @@
-"""Tests lie as the modules do: `src/dynaxla/a/b.py` is tested by `tests/a/test_b.py`, or it is written here where it is tested, and why."""
+"""Each module `a/b` of the library is tested in `a/test_b` of the tests, or `ELSEWHERE` names another test file, with the reason."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from support.paths import TESTS
 
 SOURCE = TESTS.parent / "src" / "dynaxla"
 
-# By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
+# Modules that are tested as parts of something larger, by the file of these tests.
 ELSEWHERE = {
-    # A class without a body, and types alone, which mypy compares.
+    # A class without a body, and types, which mypy checks.
     "bench/test_argument_checks.py": "bench/benchmark_error",
     "buffers/test_native.py": "buffers/protocol",
-    # The way of a graph from TorchDynamo to programs.
+    # The steps from TorchDynamo's graph to programs.
     "test_backend.py": "aot",
     "passes/joint/test_partition.py": "passes/joint/saved_clones",
     "engine/test_xla.py": "engine/protocol engine/unit engine/compile engine/program_cache",
     "engine/test_scheduler.py": "engine/frozen_values",
     "engine/test_bucket.py": "engine/padded_calls",
     "engine/test_records.py": "engine/stored",
-    # What torch runs, what is found, and what waits.
+    # Graphs that torch runs; numbers in recorded steps.
     "engine/test_eager_executable.py": "engine/build",
     "training/test_traced_numbers.py": "runtime/number_tracer",
-    # What they find and serve shows in the contests that they are parts of.
+    # Parts of a contest.
     "autoselect/test_contest.py": "autoselect/verification autoselect/competing_engines",
     "lowering/test_implementations.py": "lowering/ops/weight_gradients",
-    # Nothing but rows of the table.
+    # Only rows of a table.
     "lowering/test_every_op.py": "lowering/ops/synonyms lowering/ops/unfolding",
     "lowering/cpu/test_faster_kernels.py": "lowering/cpu/measurements",
-    # What several lowerings are made of is tested with them.
+    # Common parts of several lowerings are tested with the lowerings.
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
     "passes/aten/test_weight_packing.py": "lowering/ops/packed",
     "lowering/ops/test_products_of_updates.py": "lowering/ops/indexed_slices",
-    # What they promise is an order of what torch, XLA and the host do.
+    # These modules determine the order of torch's, XLA's and the host's work.
     "commands/gpu_programs/test_order_of_calls.py": "runtime/streams runtime/late_checks",
-    # Every part of what is told, of functions that it is told of; and the forms that it is shown in.
+    # The parts of an explanation, and its output formats.
     "explained/test_explain_function.py": "explained/graph_breaks explained/event_collector",
     "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/formatting",
     "interop/test_export.py": "interop/dynamic_sizes",
-    # Enabling the device is for a process's life: what it does is tested in processes that have it.
+    # A process cannot disable the device, so the device is tested in separate processes.
     "device/test_eager_mode.py": "device/op_compiler device/cpu_fallback device/kernels",
     "device/test_lazy_mode.py": "device/lazy_programs",
     "device/test_autocasting.py": "device/torch_streams",
@@ -50,7 +50,7 @@ ELSEWHERE = {
     ),
     "device/test_models_on_the_device.py": "device/module_moves",
     "device/test_simulated_tpu.py": "passes/joint/saved_views",
-    # What processes do together is tested with several of them.
+    # Communication of processes is tested with several processes.
     "many_processes/test_collectives.py": "lowering/ops/collectives training/inplace_collectives",
     "many_processes/test_process_collectives.py": (
         "lowering/xla_collectives runtime/tcp_connections runtime/process_networks runtime/private_processes"
@@ -60,12 +60,12 @@ ELSEWHERE = {
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     "training/test_tracked_arrays.py": "guards/numpy_arrays",
     "runtime/test_self_tests.py": "runtime/private_self_tests lowering/cpu/onednn_support",
-    # Several devices are a process's from its start.
+    # A process has several devices only from its start.
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
-    # A search that compiles and does not run, in a process with several devices.
+    # A search that compiles without running, in a process with several devices.
     "sharding/test_planning.py": "engine/dry_run sharding/virtual_tensors sharding/placements",
     "sharding/test_traffic.py": "runtime/replica_groups user_frames sharding/charts sharding/text_tables",
-    # The parts of one walk.
+    # The parts of a walk.
     "guards/test_object_graph.py": "guards/object_walker guards/reference_checks",
 }
 
@@ -82,14 +82,14 @@ def _test_of(module: str) -> str:
 
 
 def test_every_module_has_a_test() -> None:
-    written = {module for modules in ELSEWHERE.values() for module in modules.split()}
-    missing = [module for module in sorted(_modules() - written) if not (TESTS / _test_of(module)).exists()]
-    assert not missing, f"no test file of its own name, and no other one in {Path(__file__).name}"
+    listed = {module for modules in ELSEWHERE.values() for module in modules.split()}
+    missing = [module for module in sorted(_modules() - listed) if not (TESTS / _test_of(module)).exists()]
+    assert not missing, f"no test file of its own name, and none in {Path(__file__).name}"
 
 
-def test_what_is_written_here_is_so() -> None:
+def test_listed_modules_and_tests_exist() -> None:
     assert [test for test in ELSEWHERE if not (TESTS / test).exists()] == []
     modules = [module for text in ELSEWHERE.values() for module in text.split()]
     assert len(set(modules)) == len(modules)
-    assert sorted(set(modules) - _modules()) == [], "there are no such modules"
+    assert sorted(set(modules) - _modules()) == [], "these modules do not exist"
     assert [module for module in modules if (TESTS / _test_of(module)).exists()] == [], "these have a test file of their own name"

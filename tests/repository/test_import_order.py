@@ -1,4 +1,4 @@
-"""The order of the sources: layers and their imports, names of modules and classes, lengths of functions."""
+"""Checks of the order of the sources: layers and their imports, names of modules and classes, lengths of functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import dynaxla
 
 ROOT = Path(dynaxla.__file__).parent
-# Lowest first. A module imports its own layer and those before it.
+# The layers, lowest first. A module may import its own and lower layers.
 LAYERS = [
     "user_frames", "cache_folder", "errors", "torch_ops", "forks", "artifact", "observe", "runtime", "config", "lowering", "capture",
     "passes", "buffers", "guards", "tuning", "engine", "autoselect", "partitioning", "aot", "backend", "training", "device", "sharding",
@@ -20,9 +20,9 @@ LAYERS = [
 
 
 def imports(path: Path) -> set[str]:
-    """The layers that a module imports, wherever in it."""
+    """Returns the layers that a module imports, in functions too."""
     package = path.relative_to(ROOT.parent).parts[:-1]
-    found: set[str] = set()
+    layers: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
@@ -34,12 +34,12 @@ def imports(path: Path) -> set[str]:
             names_of = [alias.name.split(".") for alias in node.names]
         else:
             continue
-        found.update(names[1] for names in names_of if names[0] == "dynaxla" and len(names) > 1)
-    return {name for name in found if not name.startswith("__")}
+        layers.update(names[1] for names in names_of if names[0] == "dynaxla" and len(names) > 1)
+    return {name for name in layers if not name.startswith("__")}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_imports_those_below_it(layer: str) -> None:
+def test_layer_imports_only_lower_layers(layer: str) -> None:
     paths = [ROOT / f"{layer}.py"] if (ROOT / f"{layer}.py").exists() else sorted((ROOT / layer).rglob("*.py"))
     paths = [path for path in paths if path.stem != "__main__"]  # such a module is a command
     assert paths
@@ -48,12 +48,12 @@ def test_a_layer_imports_those_below_it(layer: str) -> None:
         assert not higher, f"{path.relative_to(ROOT)} imports {sorted(higher)}"
 
 
-def test_every_module_has_its_layer() -> None:
-    found = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert found - {"__init__"} == set(LAYERS)
+def test_all_modules_have_a_layer() -> None:
+    modules = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert modules - {"__init__"} == set(LAYERS)
 
 
-# `protocol` says in more than one package what its modules offer.
+# Several packages have a module `protocol` for the interface of their modules.
 SHARED_NAMES = {"__init__", "protocol"}
 
 
@@ -63,7 +63,7 @@ def test_no_two_modules_share_a_name() -> None:
 
 
 def definitions(*kinds: type[ast.AST]) -> list[tuple[Path, ast.AST]]:
-    """The definitions of these kinds in the library, with their files."""
+    """Returns the definitions of these kinds in the library, with their files."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
     return [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, kinds)]
 
@@ -75,6 +75,6 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 def test_no_function_has_more_than_60_lines() -> None:
-    found = definitions(ast.FunctionDef, ast.AsyncFunctionDef)
-    assert found
-    assert not [f"{path.relative_to(ROOT)}: {node.name}" for path, node in found if node.end_lineno - node.lineno + 1 > 60]
+    functions = definitions(ast.FunctionDef, ast.AsyncFunctionDef)
+    assert functions
+    assert not [f"{path.relative_to(ROOT)}: {node.name}" for path, node in functions if node.end_lineno - node.lineno + 1 > 60]

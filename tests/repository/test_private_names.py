@@ -1,4 +1,4 @@
-"""docs/private-names.md has a row for each private name of torch, JAX and jaxlib in the sources. test_sources.py says what is private."""
+"""Checks that docs/private-names.md has a row for each private name of torch, JAX and jaxlib in the sources (see test_sources.py)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "private-names.md"
 
-# The number of rows. It may only become smaller.
+# The number of rows. It may only decrease.
 MOST = 139
 
-# Names without a public way that nothing looks for before their first use: where one is missing, that use fails as Python has it.
-# A name may only leave this list.
+# Names without a public fallback whose existence is not checked before their first use: if one is missing, Python raises AttributeError.
+# No name may be added to this list.
 UNCHECKED = frozenset(
     [
         "torch.Tensor._base",
@@ -56,21 +56,24 @@ def is_private(name: str) -> bool:
 
 
 def private_names(text: str) -> dict[str, int]:
-    """The private names in a source, with the line of the first mention: dotted from the package on, or an attribute alone where the source
-    does not say of what. A string counts as a name if it looks like one, since names are also looked for by strings."""
+    """Returns the private names in a source, with the line of the first mention.
+
+    A name begins with the package, or is only an attribute if its owner is unknown. A string that looks like a name counts as one, since
+    names are also looked up by strings.
+    """
     own = own_names(text)
-    found: list[tuple[int, str]] = []
+    mentions: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found += [(node.lineno, name) for name in imported(node)]
+            mentions += [(node.lineno, name) for name in imported(node)]
         elif isinstance(node, ast.Attribute):
             name, owner = dotted(node), dotted(node.value)
-            if owner not in ("self", "cls", "private"):  # dynaxla's own
-                found.append((node.lineno, name if name.startswith(("torch.", "jax.", "jaxlib.")) else node.attr))
+            if owner not in ("self", "cls", "private"):  # names of dynaxla
+                mentions.append((node.lineno, name if name.startswith(("torch.", "jax.", "jaxlib.")) else node.attr))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value) and node.value not in own:
-            found.append((node.lineno, node.value))
+            mentions.append((node.lineno, node.value))
     lines: dict[str, int] = {}
-    for line, name in sorted(found):
+    for line, name in sorted(mentions):
         if is_private(name):
             lines.setdefault(name, line)
     return {name: line for name, line in lines.items() if not any(other.startswith(f"{name}.") for other in lines)}
@@ -83,20 +86,20 @@ def stands_for(row: str, name: str) -> bool:
 
 @functools.cache
 def rows() -> dict[tuple[str, str], list[str]]:
-    """The cells of each row behind the name, by file and name."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Returns the cells of each row, without the name, by file and name."""
+    cells_by_name: dict[tuple[str, str], list[str]] = {}
     file = ""
     for line in PAGE.read_text().splitlines():
         if heading := re.match(r"## `(\w+\.py)`", line):
             file = f"runtime/{heading[1]}"
         elif row := re.fullmatch(r"\| `([\w.]+)` \| (.+) \|", line):
-            assert (file, row[1]) not in found, f"two rows of {row[1]}"
-            found[file, row[1]] = row[2].split(" | ")
-    return found
+            assert (file, row[1]) not in cells_by_name, f"two rows of {row[1]}"
+            cells_by_name[file, row[1]] = row[2].split(" | ")
+    return cells_by_name
 
 
 def without_rows(sources: dict[str, str]) -> list[str]:
-    """The rows that the page lacks."""
+    """Returns a message for each name without a row on the page."""
     return [
         f"docs/private-names.md needs a row for {file}:{line}: | `{name}` | what it is for | its public way, or none | releases |"
         for file in PRIVATE
@@ -105,29 +108,29 @@ def without_rows(sources: dict[str, str]) -> list[str]:
     ]
 
 
-def test_every_name_has_a_row() -> None:
+def test_all_names_have_a_row() -> None:
     assert not without_rows(SOURCES)
 
 
-def test_every_row_has_a_name() -> None:
+def test_all_rows_have_a_name() -> None:
     names = {file: private_names(SOURCES[file]) for file in PRIVATE}
     unused = [row for file, row in rows() if not any(f".{row}".endswith(f".{name}") for name in names[file])]
     assert not unused, f"delete these rows of docs/private-names.md, or move them to the file that has the name: {unused}"
 
 
-def test_every_row_is_complete() -> None:
+def test_all_rows_are_complete() -> None:
     releases = r"all|all, in builds with CUDA|torch (2\.11|2\.13|2\.15)(, (2\.13|2\.15))*|jax (0\.10|0\.11|0\.12)(, (0\.11|0\.12))*"
     assert not [name for (_, name), cells in rows().items() if len(cells) != 3 or not re.fullmatch(releases, cells[2])]
 
 
-def test_the_number_of_names_only_becomes_smaller() -> None:
+def test_number_of_names_only_decreases() -> None:
     assert len(rows()) <= MOST, f"{len(rows())} private names: use public ones"
     assert len(rows()) == MOST, f"fewer names than before: set MOST to {len(rows())}"
 
 
-def test_names_without_a_public_way_are_looked_for_first() -> None:
-    """By `_require`; by FSDP2's lists; or whoever uses one raises UnsupportedVersion by `_unsupported`."""
-    looked_for = {
+def test_names_without_a_public_fallback_are_checked_before_use() -> None:
+    """They are checked by `_require` or by FSDP2's lists, or their user raises UnsupportedVersion by `_unsupported`."""
+    checked = {
         "_get_fsdp_state",
         *private_fsdp._FUNCTIONS,
         *private_fsdp._IN_STATE,
@@ -139,9 +142,9 @@ def test_names_without_a_public_way_are_looked_for_first() -> None:
     for file in PRIVATE:
         for node in ast.walk(ast.parse(SOURCES[file])):
             if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ("_require", "_unsupported"):
-                looked_for |= {item.value.partition(".compile_args")[0] for item in node.args if isinstance(item, ast.Constant)}
-    without = [name for (_, name), cells in rows().items() if cells[1] == "none"]
-    assert {name for name in without if not any(f".{name}".endswith(f".{found}") for found in looked_for)} == UNCHECKED
+                checked |= {item.value.partition(".compile_args")[0] for item in node.args if isinstance(item, ast.Constant)}
+    without_fallback = [name for (_, name), cells in rows().items() if cells[1] == "none"]
+    assert {name for name in without_fallback if not any(f".{name}".endswith(f".{checked_name}") for checked_name in checked)} == UNCHECKED
 
 
 @pytest.mark.parametrize(
@@ -156,14 +159,14 @@ def test_names_without_a_public_way_are_looked_for_first() -> None:
         ("torch.compiler._gone", "torch.compiler._gone"),
     ],
 )
-def test_a_planted_name_needs_a_row(source: str, name: str) -> None:
+def test_new_private_name_needs_a_row(source: str, name: str) -> None:
     file = PRIVATE[0]
-    (found,) = without_rows({**SOURCES, file: f"{SOURCES[file]}\n{source}\n"})
-    assert f"{file}:{SOURCES[file].count(chr(10)) + 2}: | `{name}` |" in found
+    (message,) = without_rows({**SOURCES, file: f"{SOURCES[file]}\n{source}\n"})
+    assert f"{file}:{SOURCES[file].count(chr(10)) + 2}: | `{name}` |" in message
 
 
 @pytest.mark.parametrize(
     "source", ["private._gone(x)", "self._gone", "'''See torch._C._gone.'''", "torch.compile(x)", "torch._dynamo.gone"]
 )
-def test_what_is_open_or_dynaxlas_own_needs_none(source: str) -> None:
+def test_public_names_and_names_of_dynaxla_need_no_row(source: str) -> None:
     assert not private_names(source)

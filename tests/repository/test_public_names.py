@@ -1,4 +1,4 @@
-"""The public names: what `import dynaxla` reaches, the old names, and the types that a type checker sees."""
+"""Checks of the public names: the names of `import dynaxla`, the old names, and the types that a type checker sees."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ README = ROOT / "README.md"
 STUB = Path(dynaxla.__file__).with_suffix(".pyi")
 
 
-def test_the_stub_is_the_list() -> None:
-    """The lines that `dynaxla` reads from it are all its imports, each of a name as itself."""
+def test_stub_lists_the_public_names() -> None:
+    """`dynaxla` reads these lines. Each line must import one name, without renaming it."""
     imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     listed = {}
     for node in imports:
@@ -38,19 +38,19 @@ def test_the_stub_is_the_list() -> None:
 
 
 @pytest.mark.parametrize("use", ["[getattr(dynaxla, name) for name in dynaxla.__all__]", "from dynaxla import *; compile_step, load"])
-def test_an_import_of_dynaxla_reaches_them(use: str) -> None:
+def test_public_names_can_be_imported(use: str) -> None:
     script = f"import dynaxla; assert {{*dynaxla.__all__}} <= {{*dir(dynaxla)}}; {use}; dynaxla.metrics.snapshot(); dynaxla.sharding.Mesh"
     run_script(script, own=True)
 
 
-def test_there_are_no_other_names() -> None:
+def test_other_names_do_not_exist() -> None:
     assert not {name for name in dir(dynaxla) if not name.startswith("__")} - set(dynaxla.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         dynaxla.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 @pytest.mark.parametrize("old", dynaxla._RENAMED)
-def test_an_old_name_warns_and_is_the_new_one(old: str) -> None:
+def test_old_name_warns_and_is_the_new_object(old: str) -> None:
     new = dynaxla._RENAMED[old]
     with pytest.warns(DeprecationWarning, match=rf"^dynaxla\.{old} is now dynaxla\.{re.escape(new)}; ") as raised:
         value = getattr(dynaxla, old)
@@ -60,20 +60,20 @@ def test_an_old_name_warns_and_is_the_new_one(old: str) -> None:
     assert old not in dir(dynaxla)
 
 
-def test_every_error_has_its_old_name() -> None:
-    found = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DynaxlaError)}
-    assert {new.removeprefix("errors.") for new in dynaxla._RENAMED.values() if new.startswith("errors.")} == found
+def test_all_errors_have_an_old_name() -> None:
+    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DynaxlaError)}
+    assert {new.removeprefix("errors.") for new in dynaxla._RENAMED.values() if new.startswith("errors.")} == names
 
 
-def test_the_warning_names_the_line_of_the_user() -> None:
+def test_warning_names_the_users_line() -> None:
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         exec(compile("\nfrom dynaxla import lazy\nwith lazy():\n    pass", "of_the_user.py", "exec"), {})
     assert {(warning.filename, warning.lineno) for warning in raised} == {("of_the_user.py", 2)}
 
 
-def test_an_old_name_fails_a_test() -> None:
-    """Tests make an error of it: they, and what they call, have new names only."""
+def test_old_names_are_errors_in_tests() -> None:
+    """So tests, and code that they call, can use only the new names."""
     with pytest.raises(DeprecationWarning, match="is now"):
         dynaxla.finish_checks()  # type: ignore[attr-defined]
 
@@ -84,12 +84,12 @@ def test_old_uses_of_conversions_warn() -> None:
         old, params = dynaxla.to_jax(linear.forward)  # type: ignore[misc]
     new, _ = dynaxla.to_jax(linear, method="forward")
     assert (old(params, jax.numpy.ones(2)) == new(params, jax.numpy.ones(2))).all()
-    with pytest.warns(DeprecationWarning, match=r'as_jax\(function\) is now dynaxla.to_jax\(function, device="jax"\)') as also:
+    with pytest.warns(DeprecationWarning, match=r'as_jax\(function\) is now dynaxla.to_jax\(function, device="jax"\)') as raised_by_as_jax:
         dynaxla.as_jax(torch.exp)  # type: ignore[arg-type]
-    assert [warning.filename for warning in (*raised, *also)] == [__file__] * 2
+    assert [warning.filename for warning in (*raised, *raised_by_as_jax)] == [__file__] * 2
 
 
-# By expression: the type that a type checker must see, as a pattern. README's blocks define model, x, step and jax_fn.
+# Patterns of the types that a type checker must see, by expression. README's blocks define model, x, step and jax_fn.
 TYPES = {
     "dynaxla.__version__": "str",
     "dynaxla.as_jax(x)": r"jax\.\S*Array",
@@ -115,18 +115,22 @@ TYPES = {
 
 
 @pytest.mark.thorough
-def test_a_type_checker_sees_types(tmp_path: Path) -> None:
-    """mypy, with its own settings, reads README's blocks with the installed package, and no public name is Any."""
+def test_mypy_sees_the_types_of_public_names(tmp_path: Path) -> None:
+    """With default settings and the installed package, README's blocks have no errors, and no public name is Any."""
     assert STUB.with_name("py.typed").exists()
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
     typed = "\n\ndef typed(number: int) -> torch.Tensor:\n    return torch.ones(number)\n\n"
     program = "\n".join([*blocks, typed, *(f"reveal_type({expression})" for expression in TYPES)])
     (tmp_path / "page.py").write_text(program)
     command = [sys.executable, "-m", "mypy", "--config-file=", "--allow-redefinition", "--no-error-summary", "page.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    revealed = re.findall(r'^page\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
-    assert len(revealed) == len(TYPES), done.stdout + done.stderr
-    wrong = {name: found for (name, right), found in zip(TYPES.items(), revealed, strict=True) if not re.fullmatch(right, found)}
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    revealed = re.findall(r'^page\.py:\d+: note: Revealed type is "(.*)"$', process.stdout, re.MULTILINE)
+    assert len(revealed) == len(TYPES), process.stdout + process.stderr
+    wrong = {
+        name: revealed_type
+        for (name, pattern), revealed_type in zip(TYPES.items(), revealed, strict=True)
+        if not re.fullmatch(pattern, revealed_type)
+    }
     assert not wrong
-    assert "error:" not in done.stdout
+    assert "error:" not in process.stdout
     assert all(any(name == part for use in TYPES for part in re.findall(r"^dynaxla\.(\w+)", use)) for name in dynaxla.__all__)

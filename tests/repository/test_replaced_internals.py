@@ -1,4 +1,4 @@
-"""Few files of the tests replace internals of dynaxla; each says here which behaviour a test cannot reach in another way."""
+"""Checks that only a few test files replace internals of dynaxla. Each has a reason here: behaviour that tests cannot reach otherwise."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from support.paths import TESTS
 
 REPLACED = {
     "support/internals.py": "the list of replaced internals, for all tests that need one",
-    # Faults are replaced internals.
+    # Planted faults.
     "cases/faults/ops.py": "faults",
     "cases/faults/padding.py": "faults",
     "cases/faults/guards.py": "faults",
     "cases/faults/steps.py": "faults",
     "cases/faults/engines.py": "faults",
-    # Stand-ins for what the machine does not have.
+    # Replacements for devices that the machine does not have.
     "support/fakes/simulated_gpu.py": "the order of work on a GPU, without one",
     "support/fakes/simulated_cudnn.py": "values of cuDNN's attention, without a GPU",
     "commands/gpu_programs/programs.py": "programs for a GPU, without one: they are compiled and not run",
     "cases/device/mesh_attention.py": "an attention that is small, and computed as a large one",
     "cases/device/virtual_meshes.py": "a topology of CPU devices, without libtpu",
     "cases/device/simulated_tpu.py": "programs, late checks and donation of a TPU, without one",
-    # Chances and races that a test has to bring about.
+    # Rare events and races that a test must cause.
     "support/timing/paused_compilation.py": "calls while a compilation runs in the background",
     "cases/device/aliases.py": "losses and races of writes to aliases",
     "cases/device/compiled.py": "a write by another thread between two steps of a call",
     "cases/device/recordings.py": "a write by another thread while ops are recorded",
-    # Cheaper or harder runs of everything.
+    # Other settings for all graphs of a test.
     "support/timing/quick_compilation.py": "XLA's options for all graphs of a test",
     "support/comparisons/rounded_sizes.py": "padding that spoils each result that depends on it",
     "cases/random_programs/rounded.py": "rounded sizes for graphs that would not be worth it",
     "cases/layout_sweep/trial.py": "the strides of results, without a compilation",
     "support/fakes/tiny_benchmark.py": "a benchmark that takes no minutes",
-    # The subject of the tests is private: entry points of other libraries, the machine, times.
+    # Tests of private code: entry points of other libraries, the machine, times.
     "runtime/test_private.py": "releases without an entry point",
     "runtime/test_self_tests.py": "self-tests of entry points that fail",
     "runtime/test_machine.py": "other processors and systems",
@@ -68,7 +68,7 @@ def _is_patch(function: ast.expr) -> bool:
 
 
 def _name_of(target: ast.expr) -> str:
-    """The name at the left of attributes, items and calls; for text, its first part."""
+    """Returns the leftmost name of attributes, items and calls; for a string, its first part."""
     while not isinstance(target, (ast.Name, ast.Constant)):
         children = list(ast.iter_child_nodes(target))
         if not isinstance(target, (ast.Attribute, ast.Subscript, ast.Call)):
@@ -77,9 +77,9 @@ def _name_of(target: ast.expr) -> str:
     return target.id if isinstance(target, ast.Name) else str(target.value).split(".")[0]
 
 
-def test_each_file_gives_its_reason() -> None:
-    found = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py") if _is_replaced(path.read_text())}
-    assert found == set(REPLACED)
+def test_all_files_that_replace_internals_are_listed() -> None:
+    files = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py") if _is_replaced(path.read_text())}
+    assert files == set(REPLACED)
     assert len(REPLACED) <= 30
 
 
@@ -94,5 +94,5 @@ def test_each_file_gives_its_reason() -> None:
         ("from dynaxla import config\nmonkeypatch.setenv('DYNAXLA_CACHE', '')", False),
     ],
 )
-def test_what_counts(source: str, expected: bool) -> None:
+def test_is_replaced(source: str, expected: bool) -> None:
     assert _is_replaced(source) == expected

@@ -1,4 +1,4 @@
-"""What the sources may not say: addresses outside of `buffers/`, and private entry points outside of the modules for them."""
+"""Checks that the sources read addresses only in `buffers/`, and use private entry points only in the modules for them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ ROOT = Path(dynaxla.__file__).parent
 SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
 PRIVATE = tuple(f"runtime/{name}.py" for name in ("private", "private_fsdp", "private_processes", "private_self_tests"))
 
-# What gives the address of a tensor or an array.
+# Names that give the address of a tensor or an array.
 ADDRESSES = frozenset(["data_ptr", "const_data_ptr", "mutable_data_ptr", "unsafe_buffer_pointer", "__array_interface__", "storage_at"])
 
-# The roots of what is private as a whole.
+# Modules that are private as a whole.
 MODULES = ("torch._C", "jax._src", "jaxlib")
 
 # Names with an underscore that are not private.
 OPEN = frozenset(
     [
-        # What every backend of torch.compile is written against.
+        # Modules and names that all backends of torch.compile use.
         *("_aot_autograd", "_decomp", "_device", "_dynamo", "_functorch", "_guards", "_inductor", "_ops", "_prims", "_prims_common"),
         *("_pytree", "_python_dispatch", "_subclasses", "_boxed_call", "_torchdynamo_orig_callable"),
         *("_disable_current_modes", "_get_current_dispatch_mode_stack", "_get_current_function_mode_stack"),
         # The namespace of collectives in graphs.
         "_c10d_functional",
-        # What ops say of themselves.
+        # Attributes of ops.
         *("_schema", "_opname", "_overloadname", "_can_decompose"),
         # Base classes in torch.nn; named tuples; CPython.
         *("_BatchNorm", "_DropoutNd", "_fields", "_replace", "_getframe", "_is_owned", "_at_fork_reinit"),
     ]
 )
 
-# What looks for an attribute by a string.
-ASKING = frozenset(["getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "resolve_name"])
+# Functions that look up an attribute by a string.
+LOOKUPS = frozenset(["getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "resolve_name"])
 
-# What an imported name is the name in.
+# The owner of an imported name, in the results of `named`.
 IMPORTED = "import"
 
-# (file, name): mentions that have a reason.
+# Mentions that are allowed, by file and name, with the reason.
 REASONS = {
     ("forks.py", "jax._src.xla_bridge"): "a child asks whether it was imported, and may import nothing for that",
     ("forks.py", "_backends"): "the same",
@@ -53,7 +53,7 @@ REASONS = {
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` as text; what is no name is left out."""
+    """Returns `a.b.c` as text. Parts that are not names are omitted."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -61,22 +61,24 @@ def dotted(node: ast.AST) -> str:
 
 @functools.cache
 def named(text: str) -> list[tuple[int, str, str]]:
-    """Line, name, and what it is the name in, of all that a source names: attributes, what it imports, and attributes that it asks for by a
-    string. Other strings name nothing: a list of methods that a user's code may call may have `data_ptr` in it."""
-    found: list[tuple[int, str, str]] = []
+    """Returns the line, name and owner of all names in a source: attributes, imports, and attributes that are looked up by a string.
+
+    Other strings do not count: a list of methods that a user's code may call may contain "data_ptr".
+    """
+    names: list[tuple[int, str, str]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
-            found.append((node.lineno, node.attr, dotted(node.value)))
+            names.append((node.lineno, node.attr, dotted(node.value)))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found += [(node.lineno, part, IMPORTED) for name in imported(node) for part in name.split(".")]
-        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ASKING:
+            names += [(node.lineno, part, IMPORTED) for name in imported(node) for part in name.split(".")]
+        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in LOOKUPS:
             strings = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
-            found += [(node.lineno, part, dotted(node.args[0])) for name in strings for part in name.split(".")]
-    return found
+            names += [(node.lineno, part, dotted(node.args[0])) for name in strings for part in name.split(".")]
+    return names
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """What an import from another package names."""
+    """Returns the names that an import from another package has."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
@@ -84,34 +86,34 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 @functools.cache
 def in_private_modules(text: str) -> list[tuple[int, str]]:
-    """Line and name of all that a source names in private modules, be it by a string that is nothing but such a name."""
-    found: list[tuple[int, str]] = []
+    """Returns the line and the name of each mention of a private module, also by a string with only such a name."""
+    mentions: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found += [(node.lineno, name) for name in imported(node)]
+            mentions += [(node.lineno, name) for name in imported(node)]
         elif isinstance(node, ast.Attribute):
-            found.append((node.lineno, dotted(node)))
+            mentions.append((node.lineno, dotted(node)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value and " " not in node.value:
-            found.append((node.lineno, node.value))
-    return [(line, name) for line, name in found if f"{name}.".startswith(tuple(f"{module}." for module in MODULES))]
+            mentions.append((node.lineno, node.value))
+    return [(line, name) for line, name in mentions if f"{name}.".startswith(tuple(f"{module}." for module in MODULES))]
 
 
 @functools.cache
 def own_names(text: str) -> frozenset[str]:
-    """What a source itself gives names to: functions, classes, variables, attributes of its objects."""
-    found = set()
+    """Returns the names that a source defines: functions, classes, variables, attributes of its objects."""
+    names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) in ("self", "cls"):
-            found.add(node.attr)
-    return frozenset(found)
+            names.add(node.attr)
+    return frozenset(names)
 
 
 def addresses(sources: dict[str, str]) -> list[str]:
-    """Where a source outside of `buffers/` asks for an address."""
+    """Returns the places where a source outside `buffers/` reads an address."""
     return [
         f"{file}:{line}: {name}"
         for file, text in sources.items()
@@ -122,7 +124,7 @@ def addresses(sources: dict[str, str]) -> list[str]:
 
 
 def private_modules(sources: dict[str, str]) -> list[str]:
-    """Where a source outside of the modules for them names a private module, or something in it."""
+    """Returns the places where a source outside the modules for private entry points names a private module, or a name in it."""
     return [
         f"{file}:{line}: {name}"
         for file, text in sources.items()
@@ -133,7 +135,7 @@ def private_modules(sources: dict[str, str]) -> list[str]:
 
 
 def private_attributes(sources: dict[str, str]) -> list[str]:
-    """Where a source outside of the modules for them names something with an underscore that is neither ours nor open to all."""
+    """Returns the places where such a source uses a name with an underscore that is neither dynaxla's nor in `OPEN`."""
     ours = frozenset().union(*map(own_names, sources.values()))
     return [
         f"{file}:{line}: {name}"
@@ -158,11 +160,11 @@ def test_addresses_stay_in_buffers() -> None:
     assert not addresses(SOURCES)
 
 
-def test_private_modules_are_named_in_one_module() -> None:
+def test_private_modules_are_named_only_in_the_modules_for_them() -> None:
     assert not private_modules(SOURCES)
 
 
-def test_private_attributes_are_named_in_one_module() -> None:
+def test_private_attributes_are_named_only_in_the_modules_for_them() -> None:
     assert not private_attributes(SOURCES)
 
 
@@ -189,15 +191,15 @@ def test_private_attributes_are_named_in_one_module() -> None:
         ("from torch.utils._foreign import thing", private_attributes),
     ],
 )
-def test_what_is_planted_is_found(source: str, check: Callable[[dict[str, str]], list[str]]) -> None:
-    (found,) = {line.rpartition(":")[0] for line in check({**SOURCES, "training/planted.py": f"\n{source}\n"})}
-    assert found == "training/planted.py:2"
+def test_planted_uses_are_found(source: str, check: Callable[[dict[str, str]], list[str]]) -> None:
+    (place,) = {line.rpartition(":")[0] for line in check({**SOURCES, "training/planted.py": f"\n{source}\n"})}
+    assert place == "training/planted.py:2"
 
 
 @pytest.mark.parametrize(
     "source", ["READS_MEMORY = ['data_ptr', 'tolist']", "'''Of jaxlib's, and of torch._C's. See data_ptr.'''", "x = aten._softmax"]
 )
-def test_what_only_names_is_not(source: str) -> None:
+def test_strings_and_docstrings_do_not_count(source: str) -> None:
     planted = {"training/planted.py": source}
     assert not addresses(planted) + private_modules(planted) + private_attributes(planted)
     assert not addresses({"buffers/planted.py": "x.data_ptr()"})

@@ -1,4 +1,4 @@
-"""What tests of the fast private ways and of the public ones beside them share."""
+"""Fixture of tests that run with the fast private entry points, and with the public ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many processors a thread may run on, as oneDNN takes it to be."""
+"""Tests of the number of processors that a thread may use, as oneDNN counts them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import pytest
 from dynaxla.runtime import affinity
 from support import internals
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell")
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not report a thread's processors")
 
 
 def in_a_new_thread() -> tuple[int, int]:
-    """What a thread sees at its first look, and after it has been allowed other processors."""
-    seen: list[int] = []
+    """Returns the result of a new thread's first query, and of a query after the thread has been allowed another number of processors."""
+    counts: list[int] = []
 
-    def look() -> None:
-        seen.append(affinity.processors())
+    def query() -> None:
+        counts.append(affinity.processors())
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        seen.append(affinity.processors())
+        counts.append(affinity.processors())
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=query)
     thread.start()
     thread.join()
-    return seen[0], seen[1]
+    return counts[0], counts[1]
 
 
-def test_a_thread_keeps_what_it_saw_first() -> None:
+def test_result_of_a_threads_first_query_stays() -> None:
     allowed = len(os.sched_getaffinity(0))
     assert in_a_new_thread() == (allowed, allowed)
-    assert len(os.sched_getaffinity(0)) == allowed, "this thread is another one"
+    assert len(os.sched_getaffinity(0)) == allowed, "the affinity of this thread was changed"
 
 
-def test_each_thread_looks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_thread_has_its_own_result(monkeypatch: pytest.MonkeyPatch) -> None:
     before = affinity.processors()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
@@ -42,23 +42,23 @@ def test_each_thread_looks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affinity.processors() == before
 
 
-def test_all_threads_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_have(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = {10: {0, 1}, 11: {2, 3}, 12: {0, 1}}
     monkeypatch.setattr(os, "listdir", lambda _: [str(thread) for thread in (10, 11, 12, 13)])
     monkeypatch.setattr(os.path, "isdir", lambda path: path == "/proc/self/task")
 
-    def of(thread: int) -> set[int]:
+    def sched_getaffinity(thread: int) -> set[int]:
         if thread == 13:
-            raise ProcessLookupError  # it has ended in the meantime
+            raise ProcessLookupError  # the thread has ended in the meantime
         return allowed[thread]
 
-    monkeypatch.setattr(os, "sched_getaffinity", of)
+    monkeypatch.setattr(os, "sched_getaffinity", sched_getaffinity)
     assert affinity.all_threads_have(2)
     assert not affinity.all_threads_have(3)
     allowed[12] = {0}
     assert not affinity.all_threads_have(2)
 
 
-def test_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_have_without_a_list_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.threads_folder(monkeypatch, "/nowhere/at/all")
     assert not affinity.all_threads_have(len(os.sched_getaffinity(0)))

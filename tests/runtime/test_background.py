@@ -1,4 +1,4 @@
-"""A thread that works while calls go on: what it does first, what it leaves, and how a process ends or forks meanwhile."""
+"""Tests of the background thread: the order of its work, references, exceptions, the end of a process, and forks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.processes.time_limits import FOR_A_CHILD, PATIENCE
 
 
 class Worker:
-    """Has pieces of work, notes when it does one, and waits for `may_go` before that."""
+    """Has pieces of work. Waits for `may_go` before each piece, and records it."""
 
     may_go = threading.Event()
 
@@ -34,79 +34,79 @@ class Worker:
 
 
 @pytest.fixture(autouse=True)
-def held() -> None:
+def new_event() -> None:
     Worker.may_go = threading.Event()
 
 
-def test_what_was_wanted_last_comes_first_and_others_take_turns() -> None:
+def test_last_enqueued_worker_comes_first_and_others_alternate() -> None:
     done: list[str] = []
-    found = Background()
+    queue = Background()
     workers = [Worker(name, pieces, done) for name, pieces in (("a", 1), ("b", 2), ("c", 1), ("b again", 1))]
     for worker in workers:
-        found.enqueue(worker)
+        queue.enqueue(worker)
         if worker.name == "a":
-            while found._queue:  # until the thread has taken it
+            while queue._queue:  # until the thread has taken the worker
                 time.sleep(0.001)
-    found.enqueue(workers[1])
+    queue.enqueue(workers[1])
     Worker.may_go.set()
-    found.finish()
+    queue.finish()
     assert done == ["a", "b", "b again", "c", "b"]
-    assert found._thread is None
-    found.finish()
+    assert queue._thread is None
+    queue.finish()
 
 
-def test_a_failure_is_logged_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_is_logged_and_other_workers_continue(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Worker):
         def work(self) -> bool:
             super().work()
             raise SystemExit("no more")
 
     done: list[str] = []
-    found, workers = Background(), [Worker("right", 1, done), Failing("wrong", 1, done)]
+    queue, workers = Background(), [Worker("right", 1, done), Failing("wrong", 1, done)]
     for worker in workers:
-        found.enqueue(worker)
+        queue.enqueue(worker)
     Worker.may_go.set()
-    found.finish()
+    queue.finish()
     assert sorted(done) == ["right", "wrong"]
     (record,) = [record for record in caplog.records if record.name == "dynaxla"]
     assert record.exc_info is not None
     assert "no more" in str(record.exc_info[1])
 
 
-def test_what_waits_is_not_kept_alive_and_nor_is_what_is_done() -> None:
+def test_queue_does_not_keep_workers_alive() -> None:
     done: list[str] = []
-    found, first, second = Background(), Worker("first", 1, done), Worker("second", 1, done)
-    found.enqueue(first)
-    while found._queue:
+    queue, first, second = Background(), Worker("first", 1, done), Worker("second", 1, done)
+    queue.enqueue(first)
+    while queue._queue:
         time.sleep(0.001)
-    found.enqueue(second)
+    queue.enqueue(second)
     references = [weakref.ref(first), weakref.ref(second)]
     del second
     gc.collect()
     assert references[1]() is None
     Worker.may_go.set()
-    found.finish()
+    queue.finish()
     del first
     gc.collect()
     assert (done, references[0]()) == (["first"], None)
 
 
-def test_the_thread_itself_does_not_wait_for_its_end() -> None:
+def test_finish_in_the_thread_itself_does_not_wait() -> None:
     class Waiting(Worker):
         def work(self) -> bool:
-            found.finish()
+            queue.finish()
             return super().work()
 
     done: list[str] = []
-    found, worker = Background(), Waiting("waiting", 1, done)
-    found.enqueue(worker)
+    queue, worker = Background(), Waiting("waiting", 1, done)
+    queue.enqueue(worker)
     Worker.may_go.set()
-    found.finish()
+    queue.finish()
     assert done == ["waiting"]
 
 
-def test_it_rests_while_calls_run_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only in its own thread, only then, and no profile function is left."""
+def test_thread_yields_during_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the background thread yields, only during eager calls, and it leaves no profile function."""
     rests = internals.background_rests(monkeypatch)
 
     class Python(Worker):
@@ -121,9 +121,9 @@ def test_it_rests_while_calls_run_in_its_place(monkeypatch: pytest.MonkeyPatch) 
             return False
 
     done: list[str] = []
-    found, worker = Background(), Python("python", 1, done)
-    found.enqueue(worker)
-    found.finish()
+    queue, worker = Background(), Python("python", 1, done)
+    queue.enqueue(worker)
+    queue.finish()
     assert done == ["a call", "True", "no call", "False"]
     assert set(rests) == {(background._SLEEP_SECONDS, "dynaxla")}
     assert (sys.getprofile(), background._eager_calls) == (None, [])
@@ -184,7 +184,7 @@ threading.Timer(0.2, may_go.set).start()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_and_the_end_of_python_while_the_thread_compiles() -> None:
-    """The child has no thread, and nothing that waits for it. The end waits for one compilation of 27, and calls come after it, too."""
-    done = completed(SCRIPT)
-    assert (done.returncode, done.stdout) == (0, "0\n1 1 False\n"), done.stderr
+def test_fork_and_exit_while_the_thread_compiles() -> None:
+    """The child has no thread, and waits for none. The exit waits for one of 27 compilations; calls after that work, too."""
+    process = completed(SCRIPT)
+    assert (process.returncode, process.stdout) == (0, "0\n1 1 False\n"), process.stderr

@@ -1,4 +1,4 @@
-"""A bundle gathers what its user keeps or finds, whether a store is behind it or not."""
+"""Tests of bundles, which collect all entries that are written or found, with and without a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dynaxla.runtime.bundles import Bundle
 from dynaxla.runtime.store import Store
 
 
-def test_what_is_kept_or_found_is_gathered(tmp_path: Path) -> None:
+def test_bundle_has_written_and_found_entries(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.put("there", b"before")
     bundle = Bundle({("records", "one"): b"given"})

@@ -1,4 +1,4 @@
-"""The bounded cache drops what has not been used for the longest time, and counts what it drops."""
+"""Tests of the bounded cache, which drops the least recently used entries and counts them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dynaxla.observe import metrics
 from dynaxla.runtime.cache import LeastRecentlyUsed
 
 
-def test_what_was_used_last_stays() -> None:
+def test_least_recently_used_entry_is_dropped() -> None:
     metrics.reset()
     cache: LeastRecentlyUsed[int] = LeastRecentlyUsed(2)
     cache.put("a", 1)
@@ -17,7 +17,7 @@ def test_what_was_used_last_stays() -> None:
     assert metrics.snapshot()["evictions"] == 1
 
 
-def test_values_are_in_the_order_of_their_use() -> None:
+def test_values_are_in_order_of_use() -> None:
     cache: LeastRecentlyUsed[int] = LeastRecentlyUsed(3)
     for key in (1, 2, 3):
         cache.put(key, key * 10)
@@ -27,7 +27,7 @@ def test_values_are_in_the_order_of_their_use() -> None:
     assert len(cache) == 3
 
 
-def test_a_smaller_capacity_holds_from_the_next_entry_on() -> None:
+def test_smaller_capacity_applies_from_the_next_entry() -> None:
     metrics.reset()
     cache: LeastRecentlyUsed[int] = LeastRecentlyUsed(3)
     for key in range(3):

@@ -1,4 +1,4 @@
-"""What torch's kernels inside a program may keep, and what becomes of their exceptions."""
+"""Tests of torch's kernels in programs: references that kernels keep, and their exceptions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ refuse_negative.register_fake(torch.empty_like)
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept() -> Iterator[None]:
+def clear_kept_values() -> Iterator[None]:
     kept.clear()
     yield
     kept.clear()
@@ -82,17 +82,17 @@ def overwrite_freed_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "view", "numpy", "result"])
-def test_what_a_custom_op_keeps_stays_as_it_was(kind: str) -> None:
+def test_values_kept_by_a_custom_op_do_not_change(kind: str) -> None:
     compiled = compile_whole(lambda x: keep(x + 1, kind) + 1)
     for number in range(4):
         compiled(torch.full((4096,), float(number)))
         overwrite_freed_memory()
     for number, item in enumerate(kept):
-        wanted = float(number + 1) * (2 if kind == "result" else 1)
-        assert np.array_equal(np.asarray(item), np.full(len(item), wanted, np.float32)), f"what call {number} kept has changed"
+        expected = float(number + 1) * (2 if kind == "result" else 1)
+        assert np.array_equal(np.asarray(item), np.full(len(item), expected, np.float32)), f"the value kept in call {number} has changed"
 
 
-def test_strides_of_what_is_kept_are_eagers() -> None:
+def test_kept_tensors_have_eager_modes_strides() -> None:
     for x in (torch.arange(12.0).view(3, 4).t(), torch.arange(3.0).expand(4, 3)):
         torch._dynamo.reset()
         kept.clear()
@@ -101,7 +101,7 @@ def test_strides_of_what_is_kept_are_eagers() -> None:
         assert torch.equal(kept[0], x)
 
 
-def test_a_custom_op_that_writes_keeps_its_other_argument() -> None:
+def test_argument_kept_by_a_custom_op_that_writes() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         keep_and_write(x * 3, y)
         return y + 1
@@ -116,8 +116,8 @@ def test_a_custom_op_that_writes_keeps_its_other_argument() -> None:
         assert torch.equal(item, torch.full((4096,), 3.0 * number))
 
 
-def test_an_exception_belongs_to_its_call() -> None:
-    """Each thread asks the same program for another error at the same time."""
+def test_exception_is_raised_in_its_own_call() -> None:
+    """Threads cause different errors in the same program at the same time."""
     compiled = compile_whole(lambda x: refuse_negative(x * 1.0) + 1)
     compiled(torch.ones(8))
     before = sys.getswitchinterval()
@@ -139,7 +139,7 @@ def test_an_exception_belongs_to_its_call() -> None:
     assert not callbacks._failures._kept
 
 
-def test_of_two_kernels_that_fail_in_one_call_one_is_raised_and_none_kept() -> None:
+def test_one_of_two_exceptions_is_raised_and_none_is_stored() -> None:
     compiled = compile_whole(lambda x: refuse(x, 1) + refuse(x, 2))
     for _ in range(3):
         with pytest.raises(ArithmeticError, match=r"caller [12]"):
@@ -147,17 +147,17 @@ def test_of_two_kernels_that_fail_in_one_call_one_is_raised_and_none_kept() -> N
         assert not callbacks._failures._kept
 
 
-def test_a_kernel_of_an_implementation_raises_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_of_an_implementation_raises_its_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynaxla.lowering.ops import matmul
 
-    def by_failing(problem: Any, x: Any, y: Any, *rest: Any) -> Any:
+    def run_failing(problem: Any, x: Any, y: Any, *rest: Any) -> Any:
         def write(outputs: Any, operands: Any) -> None:
             raise KeyError("an implementation's own")
 
         return lowering_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
     implementation = next(iter(matmul.CONTRACTION.by_name.values()))
-    failing = dataclasses.replace(implementation, run=by_failing, supports=lambda _: True, preferred=lambda _: True)
+    failing = dataclasses.replace(implementation, run=run_failing, supports=lambda _: True, preferred=lambda _: True)
     internals.implementations_of(monkeypatch, matmul.CONTRACTION, {implementation.name: failing})
     compiled = compile_whole(lambda x: x @ x)
     with pytest.raises(KeyError, match="an implementation's own"):
@@ -165,7 +165,7 @@ def test_a_kernel_of_an_implementation_raises_its_own_exception(monkeypatch: pyt
     assert not callbacks._failures._kept
 
 
-def test_what_is_no_exception_of_users_reaches_the_caller_too() -> None:
+def test_keyboard_interrupt_in_a_kernel_is_raised() -> None:
     @torch.library.custom_op("dynaxla_test::interrupted", mutates_args=())
     def interrupted(x: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
@@ -175,34 +175,34 @@ def test_what_is_no_exception_of_users_reaches_the_caller_too() -> None:
         compile_whole(lambda x: interrupted(x))(torch.ones(3))
 
 
-def test_a_traceback_leads_to_no_memory_of_xlas() -> None:
-    """A debugger that looks at an exception's frames would read memory that is gone."""
+def test_traceback_has_no_tensors_on_xlas_memory() -> None:
+    """A debugger that inspects an exception's frames would read freed memory."""
     compiled = compile_whole(lambda x: refuse(x * 2, 5))
     with pytest.raises(ArithmeticError) as caught:
         compiled(torch.ones(3))
-    trace, ours = caught.value.__traceback__, {}
+    trace, locals_by_file = caught.value.__traceback__, {}
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file.endswith(("runtime/callbacks.py", "lowering/fallback.py")) or file == torch._ops.__file__:
-            ours.setdefault(os.path.basename(file), []).extend(pytree.tree_leaves(dict(trace.tb_frame.f_locals)))
+            locals_by_file.setdefault(os.path.basename(file), []).extend(pytree.tree_leaves(dict(trace.tb_frame.f_locals)))
         trace = trace.tb_next
-    assert ours.keys() == {"callbacks.py", "fallback.py", "_ops.py"}
-    assert not any(isinstance(value, torch.Tensor) for values in ours.values() for value in values)
+    assert locals_by_file.keys() == {"callbacks.py", "fallback.py", "_ops.py"}
+    assert not any(isinstance(value, torch.Tensor) for values in locals_by_file.values() for value in values)
 
 
-class SeeingFunctions(TorchFunctionMode):
+class RecordingFunctionMode(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kept.append(function)
         return function(*args, **(kwargs or {}))
 
 
-class Seeing(TorchDispatchMode):
+class RecordingDispatchMode(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kept.append(op)
         return op(*args, **(kwargs or {}))
 
 
-def test_a_kernel_knows_nothing_of_what_its_caller_has_set() -> None:
+def test_kernel_runs_without_its_callers_modes() -> None:
     def write(outputs: Any, operands: Any) -> None:
         result = operands[0].requires_grad_() @ operands[0]
         outputs[0].copy_(result)
@@ -210,34 +210,34 @@ def test_a_kernel_knows_nothing_of_what_its_caller_has_set() -> None:
 
     x, out = torch.ones(3, 3), torch.zeros(3, 3)
     kernel = callbacks.Kernel(write, [((3, 3), (3, 1))])
-    with torch.autocast("cpu", torch.bfloat16), SeeingFunctions(), Seeing():
+    with torch.autocast("cpu", torch.bfloat16), RecordingFunctionMode(), RecordingDispatchMode():
         kernel(None, [out], x)
     assert kept == [(torch.float32, False)]
     assert torch.equal(out, x @ x)
 
 
 def raised_for(failures: Any, text: str) -> BaseException:
-    """What the caller of a program gets for XLA's message."""
+    """Returns the exception that the caller of a program gets for XLA's message."""
     with pytest.raises((ValueError, JaxRuntimeError)) as caught, failures.call():
         raise JaxRuntimeError(text)
     return caught.value
 
 
-def test_exceptions_are_kept_until_no_program_runs() -> None:
+def test_exceptions_are_stored_until_no_program_runs() -> None:
     failures, errors = callbacks._Failures(), [ValueError(str(number)) for number in range(callbacks._MAX_FAILURES + 1)]
     with failures.call():
         texts = [failures.keep(error) for error in errors]
         assert len(failures._kept) == callbacks._MAX_FAILURES
         assert raised_for(failures, f"INTERNAL: {texts[-1]}") is errors[-1]
         assert errors[-1].__suppress_context__
-        assert isinstance(raised_for(failures, texts[0]), JaxRuntimeError), "the oldest was dropped"
+        assert isinstance(raised_for(failures, texts[0]), JaxRuntimeError), "the oldest exception must have been dropped"
         of_another_process = texts[1].replace(f"failure {os.getpid()}.", f"failure {os.getpid() + 1}.")
         assert isinstance(raised_for(failures, of_another_process), JaxRuntimeError)
         assert len(failures._kept) == callbacks._MAX_FAILURES - 1
     assert not failures._kept
 
 
-def test_an_exception_with_a_frame_that_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_with_a_running_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.file_of_callbacks(monkeypatch, __file__)
     failures = callbacks._Failures()
     with pytest.raises(ValueError, match="of this function") as caught:
@@ -245,10 +245,10 @@ def test_an_exception_with_a_frame_that_still_runs(monkeypatch: pytest.MonkeyPat
     assert raised_for(failures, failures.keep(caught.value)) is caught.value
 
 
-def test_no_tracers_live_on() -> None:
+def test_no_tracers_stay_alive() -> None:
     def tracers() -> list[Any]:
         gc.collect()
-        return [thing for thing in gc.get_objects() if issubclass(type(thing), jax.core.Tracer)]
+        return [obj for obj in gc.get_objects() if issubclass(type(obj), jax.core.Tracer)]
 
     before = len(tracers())
     compiled = compile_whole(lambda x: keep(x.sin(), "tensor") @ x)

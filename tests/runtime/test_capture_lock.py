@@ -1,4 +1,4 @@
-"""Graphs are captured by one thread at a time."""
+"""Tests of the lock with which one thread at a time captures graphs."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from support.processes.scripts import run_script
 from support.releases import fails_in_oldest
 
 
-def taken_elsewhere() -> bool:
-    """Whether another thread than this one finds the lock taken."""
-    found: list[bool] = []
+def is_taken() -> bool:
+    """True if another thread cannot take the lock."""
+    results: list[bool] = []
 
     def attempt() -> None:
         lock = capture_lock.exclusive()
-        found.append(not lock.acquire(blocking=False))
-        if not found[0]:
+        results.append(not lock.acquire(blocking=False))
+        if not results[0]:
             lock.release()
 
     thread = threading.Thread(target=attempt)
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
-def test_others_wait_and_this_thread_does_not() -> None:
-    assert not taken_elsewhere()
+def test_lock_blocks_other_threads_and_is_reentrant() -> None:
+    assert not is_taken()
     with capture_lock.exclusive(), capture_lock.capturing():
-        assert taken_elsewhere()
+        assert is_taken()
         with capture_lock.capturing():
-            assert taken_elsewhere()
-        assert taken_elsewhere()
-    assert not taken_elsewhere()
+            assert is_taken()
+        assert is_taken()
+    assert not is_taken()
 
 
-def test_torch_knows_that_a_graph_is_captured() -> None:
+def test_torch_is_compiling_during_a_nested_capture() -> None:
     assert not torch.compiler.is_compiling()
     with contextlib.suppress(ValueError), capture_lock.capturing():
-        assert taken_elsewhere()
+        assert is_taken()
         with capture_lock.capturing():
             assert torch.compiler.is_compiling()
-        assert torch.compiler.is_compiling(), "the outer one goes on"
+        assert torch.compiler.is_compiling(), "the outer capture continues"
         raise ValueError("a capture that fails")
     assert not torch.compiler.is_compiling()
-    assert not taken_elsewhere()
+    assert not is_taken()
 
 
-def test_it_is_dynamos_own() -> None:
+def test_lock_is_torch_dynamos_compile_lock() -> None:
     from torch._dynamo.convert_frame import compile_lock
 
     assert capture_lock.exclusive() is compile_lock
 
 
 @fails_in_oldest("torch.compile in several threads at once ends the process, whatever the backend (Python 3.12.1)")
-def test_steps_and_models_are_captured_in_several_threads_at_once() -> None:
+def test_several_threads_capture_steps_and_models() -> None:
     printed = run_script("""
 import copy, sys, threading, torch
 import dynaxla
@@ -108,31 +108,31 @@ print(failed)
     assert printed == "[]\n"
 
 
-def test_a_thread_knows_that_it_captures() -> None:
-    seen = []
+def test_is_capturing_is_true_only_in_the_capturing_thread() -> None:
+    is_capturing_in_other_thread = []
     assert not capture_lock.is_capturing()
     with capture_lock.capturing():
-        thread = threading.Thread(target=lambda: seen.append(capture_lock.is_capturing()))
+        thread = threading.Thread(target=lambda: is_capturing_in_other_thread.append(capture_lock.is_capturing()))
         thread.start()
         thread.join()
         with capture_lock.capturing():
             pass
         assert capture_lock.is_capturing()
     assert not capture_lock.is_capturing()
-    assert seen == [False]
+    assert is_capturing_in_other_thread == [False]
 
 
-def test_what_is_kept_lives_until_the_outermost_end() -> None:
+def test_kept_objects_live_until_the_outermost_capture_ends() -> None:
     class Thing:
         pass
 
     with capture_lock.capturing():
         with capture_lock.capturing():
-            thing = Thing()
-            seen = weakref.ref(thing)
-            capture_lock.keep(thing)
-            del thing
+            obj = Thing()
+            reference = weakref.ref(obj)
+            capture_lock.keep(obj)
+            del obj
         gc.collect()
-        assert seen() is not None
+        assert reference() is not None
     gc.collect()
-    assert seen() is None
+    assert reference() is None

@@ -1,4 +1,4 @@
-"""XLA's pool follows torch's number of threads, and leaves the user's environment and JAX alone."""
+"""Tests of XLA's clients: the thread pool has torch's number of threads, and the user's environment and JAX do not change."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dynaxla.runtime import clients, private
 from support.processes.scripts import run_script
 
 
-def test_each_number_of_threads_has_a_client() -> None:
+def test_each_number_of_threads_has_its_own_client() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = clients.cpu_device()
+        client = clients.cpu_device()
         torch.set_num_threads(2)
-        assert clients.cpu_device() is not one
+        assert clients.cpu_device() is not client
         torch.set_num_threads(1)
-        assert clients.cpu_device() is one
+        assert clients.cpu_device() is client
     finally:
         torch.set_num_threads(before)
     assert "PJRT_NPROC" not in os.environ
 
 
-def test_first_use_from_many_threads_makes_each_client_once_and_shows_nobody_the_environment() -> None:
-    """A client's pool has as many threads, which bear a name, as the number that the client was made for."""
+def test_concurrent_first_uses_create_each_client_once() -> None:
+    """The number of pool threads, which are found by their name, shows the number of clients. No thread sees the environment variable."""
     printed = run_script("""
 import contextlib, os, sys, threading, time, torch
 import dynaxla
@@ -71,7 +71,7 @@ print(failed, seen)
     assert printed == "[] set()\n"
 
 
-def test_result_is_the_same_on_any_number_of_threads() -> None:
+def test_results_with_any_number_of_threads() -> None:
     x = torch.randn(256, 256)
     before = torch.get_num_threads()
     try:
@@ -84,8 +84,8 @@ def test_result_is_the_same_on_any_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not hasattr(xla_bridge, "_backends"), reason="this JAX keeps its clients elsewhere")
-def test_jax_is_not_started() -> None:
+@pytest.mark.skipif(not hasattr(xla_bridge, "_backends"), reason="this JAX stores its clients elsewhere")
+def test_jaxs_own_clients_are_not_started() -> None:
     run_script("""
 import torch
 from jax._src import xla_bridge
@@ -94,20 +94,20 @@ assert not xla_bridge._backends, xla_bridge._backends
 """)
 
 
-def test_a_variable_is_set_for_c_alone_and_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_environment_sets_a_variable_for_c_but_not_for_python(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "DYNAXLA_TEST_VARIABLE"
     monkeypatch.delenv(name, raising=False)
-    for set_by_user, seen in ((False, "ours"), (True, "users")):
+    for set_by_user, expected in ((False, "ours"), (True, "users")):
         if set_by_user:
             monkeypatch.setenv(name, "users")
         with clients.c_environment(name, "ours") as value:
-            assert value == seen
+            assert value == expected
             assert os.environ.get(name) == ("users" if set_by_user else None)
-            assert os.system(f'test "${name}" = {seen}') == 0
+            assert os.system(f'test "${name}" = {expected}') == 0
         assert os.system(f'test "${name}" = "{"users" if set_by_user else ""}"') == 0
 
 
-def test_a_variable_is_set_for_a_moment_and_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_sets_a_variable_unless_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "DYNAXLA_TEST_VARIABLE"
     monkeypatch.delenv(name, raising=False)
     with contextlib.suppress(ValueError), clients.environment(name, "ours"):
@@ -120,7 +120,7 @@ def test_a_variable_is_set_for_a_moment_and_the_users_stays(monkeypatch: pytest.
     assert os.environ[name] == "users"
 
 
-def test_whose_a_device_is() -> None:
+def test_is_own_and_threads_of_a_device() -> None:
     device = clients.cpu_device()
     assert clients.is_own(device)
     assert clients.threads_of(device) == os.environ.get("PJRT_NPROC", str(torch.get_num_threads()))

@@ -1,4 +1,4 @@
-"""Processes whose programs call the same collectives, and processes whose programs do not. See mismatched_collectives.py."""
+"""Tests of processes whose programs call equal or different collectives. See mismatched_collectives.py."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ QUICK = [name for name in mismatched_collectives.CASES if name not in mismatched
 
 
 def check(folder: Path, names: list[str]) -> None:
-    """Runs these cases. XLA compiles quickly: its code is not the subject."""
+    """Runs these cases."""
     run_script(
         SCRIPT,
         [str(mismatched_collectives.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names],
         XLA_FLAGS=quick_compilation.flags(),
     )
     results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(mismatched_collectives.WORLD)]
-    errors = [f"{name}, rank {rank}\n{error}" for rank, found in enumerate(results) for name, error in found.items() if error]
-    assert not errors, "\n".join(errors)
+    messages = [
+        f"{name}, rank {rank}\n{error}" for rank, errors_by_case in enumerate(results) for name, error in errors_by_case.items() if error
+    ]
+    assert not messages, "\n".join(messages)
 
 
 def test_agreement(tmp_path: Path) -> None:

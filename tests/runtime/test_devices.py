@@ -1,4 +1,4 @@
-"""Which device a graph is on, and what is refused."""
+"""Tests of the device of a graph, and of refused devices."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from support import internals
 CPU = torch.device("cpu")
 
 
-def test_one_device() -> None:
+def test_common_device() -> None:
     assert common_device([]) == CPU
     assert common_device([CPU, CPU]) == CPU
     assert common_device([torch.device("cuda"), torch.device("cuda:0")]) == torch.device("cuda:0")
 
 
 @pytest.mark.parametrize("names", [("cpu", "cuda:0"), ("cuda:0", "cuda:1")], ids=str)
-def test_several_devices(names: tuple[str, str]) -> None:
+def test_several_devices_are_refused(names: tuple[str, str]) -> None:
     with pytest.raises(dynaxla.errors.DeviceMismatch, match=f"tensors on several devices: {names[0]}, {names[1]}") as caught:
         common_device(map(torch.device, names))
     assert "torch.compiler.disable" in caught.value.hint
 
 
-def test_a_gpu_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_index(torch.device("cuda")) == torch.device("cuda:0"), "no GPU is in use"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -36,24 +36,24 @@ def test_a_gpu_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPat
     assert common_device([torch.device("cuda"), torch.device("cuda:1")]) == torch.device("cuda:1")
 
 
-def test_an_accelerator_decides() -> None:
+def test_main_device_is_the_first_accelerator() -> None:
     assert main_device([]) == CPU
-    assert main_device([CPU, torch.device("meta")]) == CPU, "what has no data is nowhere"
+    assert main_device([CPU, torch.device("meta")]) == CPU, "tensors without data have no device"
     assert main_device([torch.device("cuda:1"), CPU, torch.device("cuda:0")]) == torch.device("cuda:0")
 
 
-def test_a_gpu_is_found_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX lists the devices in any order, and may see fewer."""
+def test_gpu_is_found_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX lists devices in any order, and may see fewer devices than torch."""
 
-    class Seen:
+    class FakeDevice:
         def __init__(self, index: int) -> None:
             self.local_hardware_id = index
 
-    two, one = Seen(2), Seen(1)
-    internals.accelerators(monkeypatch, [two, one])
+    second, first = FakeDevice(2), FakeDevice(1)
+    internals.accelerators(monkeypatch, [second, first])
     try:
-        assert jax_device(torch.device("cuda:1")) is one
-        assert jax_device(torch.device("cuda:2")) is two
+        assert jax_device(torch.device("cuda:1")) is first
+        assert jax_device(torch.device("cuda:2")) is second
         with pytest.raises(dynaxla.errors.UnsupportedTensor, match="JAX does not see cuda:0"):
             jax_device(torch.device("cuda"))
     finally:
@@ -67,8 +67,8 @@ def test_platforms() -> None:
         platform_of(torch.device("xpu"))
 
 
-def test_the_cpu_is_not_jaxs_own() -> None:
-    """Our client's device, whatever the user's JAX does with its own."""
+def test_cpu_device_is_not_one_of_jaxs() -> None:
+    """It is a device of dynaxla's client, so it does not depend on the user's settings of JAX."""
     import jax
 
     assert jax_device(CPU).platform == "cpu"

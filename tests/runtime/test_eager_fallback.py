@@ -1,4 +1,4 @@
-"""Compiled functions among fake tensors: as in eager mode, fake results or eager's error; never a crash."""
+"""Tests of compiled functions with fake tensors: as in eager mode, results are fake, or eager mode's error is raised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"freeze": True}]
 
 @pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
 @pytest.mark.parametrize("before", [False, True], ids=["first", "after a real call"])
-def test_a_model_made_and_called_under_a_fake_mode(backend: str, before: bool) -> None:
+def test_model_created_and_called_under_a_fake_mode(backend: str, before: bool) -> None:
     if before:
         torch.compile(net, backend=backend)(torch.ones(2, 4))
     with FakeTensorMode():
@@ -37,12 +37,12 @@ def test_a_model_made_and_called_under_a_fake_mode(backend: str, before: bool) -
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_fake_tensors_beside_real_parameters(options: dict[str, Any]) -> None:
-    """With a mode that allows it the results are fake, else eager's error comes; the program goes on with real ones."""
+def test_fake_tensors_with_real_parameters(options: dict[str, Any]) -> None:
+    """If the mode allows it, results are fake; otherwise eager mode's error is raised. Later calls with real tensors work."""
     compiled = torch.compile(net, backend="dynaxla", options=options)
     x = torch.randn(2, 4)
     with torch.no_grad():
-        for again in (False, True):
+        for is_second_call in (False, True):
             torch.testing.assert_close(compiled(x), net(x))
             for mode in (FakeTensorMode(allow_non_fake_inputs=True), FakeTensorMode()):
                 fake = mode.from_tensor(x)
@@ -52,13 +52,13 @@ def test_fake_tensors_beside_real_parameters(options: dict[str, Any]) -> None:
                         assert isinstance(compiled(fake), FakeTensor)
                         assert isinstance(compiled(x), FakeTensor)
                 else:
-                    for given in (fake, x):
+                    for argument in (fake, x):
                         with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"), mode:
-                            compiled(given)
-            torch.testing.assert_close(compiled(x), net(x), msg=f"again: {again}")
+                            compiled(argument)
+            torch.testing.assert_close(compiled(x), net(x), msg=f"second call: {is_second_call}")
 
 
-def test_a_split_graph_and_a_custom_op() -> None:
+def test_split_graph_under_a_fake_mode() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nonzero(x * 2)
 
@@ -70,7 +70,7 @@ def test_a_split_graph_and_a_custom_op() -> None:
     assert torch.equal(compiled(x), function(x))
 
 
-def test_make_fx_sees_the_ops() -> None:
+def test_make_fx_traces_the_ops_of_a_compiled_graph() -> None:
     from dynaxla.backend import compile_graph
     from dynaxla.config import Options
 
@@ -81,21 +81,21 @@ def test_make_fx_sees_the_ops() -> None:
     with torch.no_grad():
         compiled = compile_graph(make_fx(function)(x), [x], Options())
         torch.testing.assert_close(compiled(x), function(x))
-        seen = make_fx(lambda x: compiled(x))(x)
-    assert [node.target for node in seen.graph.nodes if node.op == "call_function"] == [
+        traced = make_fx(lambda x: compiled(x))(x)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_function"] == [
         torch.ops.aten.sin.default,
         torch.ops.aten.add.Tensor,
     ]
 
 
-def test_who_looks_at_the_ops() -> None:
-    for mode, looks in ((FakeTensorMode(), True), (FunctionalTensorMode(), True), (TorchDispatchMode(), False)):
+def test_is_being_traced_under_modes() -> None:
+    for mode, is_traced in ((FakeTensorMode(), True), (FunctionalTensorMode(), True), (TorchDispatchMode(), False)):
         with mode, TorchDispatchMode():
-            assert eager_fallback.is_being_traced() == looks
+            assert eager_fallback.is_being_traced() == is_traced
     assert not eager_fallback.is_being_traced()
 
 
-def test_torch_runs_the_graph_below_autograd_and_keeps_no_argument() -> None:
+def test_run_is_below_autograd_and_clears_the_arguments() -> None:
     args = [torch.ones(3, requires_grad=True)]
     (result,) = eager_fallback.run(make_fx(lambda x: [x.sin()])(torch.ones(3)), args)
     assert args == []

@@ -1,4 +1,4 @@
-"""Whether tensors and dicts are as they were, by the fast way and by the public one."""
+"""Tests of checks that tensors and dicts are unchanged, with the fast and the public entry points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from dynaxla.runtime import guards
 
 
-def test_argument_check_sees_every_change(way: str) -> None:
+def test_argument_check_detects_changes_of_tensors(way: str) -> None:
     x, y = torch.randn(3, 4), torch.randn(2)
     check_arguments = guards.ArgumentCheck([x, y])
     assert check_arguments.matches(x, y)
@@ -31,41 +31,41 @@ def test_argument_check_sees_every_change(way: str) -> None:
     assert not check_negative.matches(complex_tensor.imag)
 
 
-def test_an_argument_check_holds_no_tensor(way: str) -> None:
+def test_argument_check_keeps_no_tensor_alive(way: str) -> None:
     x = torch.randn(3)
-    gone = weakref.ref(x)
+    reference = weakref.ref(x)
     check_arguments = guards.ArgumentCheck([x])
     del x
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     assert check_arguments.matches(torch.randn(3))
 
 
-def test_no_tensors_match_no_tensors(way: str) -> None:
+def test_empty_argument_check(way: str) -> None:
     assert guards.ArgumentCheck([]).matches()
 
 
-def test_dicts_that_change(way: str) -> None:
-    """Without a version the answer is always no, which is never wrong."""
-    one: dict[Any, Any] = {"a": 1}
-    other: dict[Any, Any] = {}
-    checked = guards.DictCheck([one, other])
-    assert checked.are_unchanged() == (way == "fast")
-    one["a"] = 2
-    assert not checked.are_unchanged()
-    one["a"] = 1
-    assert not checked.are_unchanged(), "what was put back has been written"
-    again = guards.DictCheck([one, other])
-    assert again.are_unchanged() == (way == "fast")
-    other["b"] = 1
-    assert not again.are_unchanged()
-    last = guards.DictCheck([other])
-    del other["b"]
-    assert not last.are_unchanged()
+def test_dict_check_detects_writes(way: str) -> None:
+    """Without dict versions, a check always reports a change, which is safe."""
+    first: dict[Any, Any] = {"a": 1}
+    second: dict[Any, Any] = {}
+    check = guards.DictCheck([first, second])
+    assert check.are_unchanged() == (way == "fast")
+    first["a"] = 2
+    assert not check.are_unchanged()
+    first["a"] = 1
+    assert not check.are_unchanged(), "the dict was written to, though its value was restored"
+    later_check = guards.DictCheck([first, second])
+    assert later_check.are_unchanged() == (way == "fast")
+    second["b"] = 1
+    assert not later_check.are_unchanged()
+    last_check = guards.DictCheck([second])
+    del second["b"]
+    assert not last_check.are_unchanged()
 
 
-def test_another_current_gpu_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a graph that makes tensors on "cuda" must be."""
+def test_graph_is_captured_again_for_another_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As graphs require that create tensors on "cuda"."""
     current, captured = [0], []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
 
@@ -78,7 +78,7 @@ def test_another_current_gpu_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -
     for current[0] in (0, 0, 1, 1, 0):
         compiled(torch.ones(3))
     assert captured == [0, 1]
-    guards.guard_current_gpu()  # outside of a capture there is nothing to guard
+    guards.guard_current_gpu()  # has no effect outside a capture
 
 
 answer: list[int] = [0]
@@ -88,7 +88,7 @@ def ask() -> int:
     return answer[0]
 
 
-def test_another_answer_is_captured_anew() -> None:
+def test_graph_is_captured_again_for_another_result_of_a_function() -> None:
     captured = []
 
     def backend(module: torch.fx.GraphModule, _: Any) -> Any:
@@ -100,4 +100,4 @@ def test_another_answer_is_captured_anew() -> None:
     for answer[0] in (0, 0, 1, 1, 2):
         compiled(torch.ones(3))
     assert captured == [0, 1, 2]
-    guards.guard_on_result(__name__, ("ask",))  # outside of a capture there is nothing to guard
+    guards.guard_on_result(__name__, ("ask",))  # has no effect outside a capture

@@ -1,4 +1,4 @@
-"""Memory that a program has freed is used again by its next call, and the user's own settings of the heap stay."""
+"""Tests of the reuse of freed memory by a program's next call, and of the user's own settings of the heap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynaxla.errors import OptionError
 from dynaxla.runtime import heap
 from support import internals
 
-# Each in a child of its own, whose heap is as the process's that has only imported something.
+# Each case has its own fork of a process that has only imported modules.
 PROGRAM = """
 import jax, json, os, resource, sys, torch
 torch.set_num_threads(1)
@@ -54,51 +54,53 @@ print(json.dumps(found))
         ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"a program's": ["keep"]}),
         ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, {"a program's": ["keep"]}),
     ],
-    ids=["ours", "the user's", "the user's tunables"],
+    ids=["default", "the user's variable", "the user's tunables"],
 )
-def test_memory_is_used_again(variables: dict[str, str], settings: dict[str, list[str]]) -> None:
-    """Unless it is left alone, or the user has settings."""
+def test_freed_memory_is_reused(variables: dict[str, str], settings: dict[str, list[str]]) -> None:
+    """Memory is not reused if DYNAXLA_HEAP is "leave", or if the user has settings of the heap."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES", "DYNAXLA_HEAP"))
     } | variables
     command = [sys.executable, "-c", PROGRAM, json.dumps(settings)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.keys() == {f"{name} {setting}" for name, several in settings.items() for setting in several}
-    for name, new in found.items():
-        assert (new > 15 * 40_000_000) == (bool(variables) or name.endswith("leave")), f"{name}: {new} bytes of new pages in 20 calls"
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    new_bytes = json.loads(process.stdout)
+    assert new_bytes.keys() == {f"{name} {setting}" for name, settings_of_case in settings.items() for setting in settings_of_case}
+    for name, bytes_of_case in new_bytes.items():
+        assert (bytes_of_case > 15 * 40_000_000) == (bool(variables) or name.endswith("leave")), (
+            f"{name}: {bytes_of_case} bytes of new pages in 20 calls"
+        )
 
 
-# As in glibc's malloc.h: M_MXFAST is 1, M_TRIM_THRESHOLD -1, M_MMAP_THRESHOLD -3.
-ALL = [("mallopt", 1, 0), ("mallopt", -1, 2**31 - 1), ("mallopt", -3, 2**31 - 1), ("malloc_trim", 0)]
+# The calls of the C library. In glibc's malloc.h, M_MXFAST is 1, M_TRIM_THRESHOLD -1, M_MMAP_THRESHOLD -3.
+ALL_CALLS = [("mallopt", 1, 0), ("mallopt", -1, 2**31 - 1), ("mallopt", -3, 2**31 - 1), ("malloc_trim", 0)]
 
 
 @pytest.mark.parametrize(
     ("variables", "calls"),
     [
-        ({}, ALL),
+        ({}, ALL_CALLS),
         ({"MALLOC_TRIM_THRESHOLD_": "131072"}, []),
         ({"MALLOC_TOP_PAD_": "0"}, []),
         ({"MALLOC_ARENA_MAX": "2"}, []),
         ({"GLIBC_TUNABLES": "glibc.rtld.nns=2:glibc.malloc.tcache_count=0"}, []),
-        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2"}, ALL),
+        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2"}, ALL_CALLS),
     ],
     ids=str,
 )
-def test_variables_of_the_users_win(variables: dict[str, str], calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+def test_users_variables_take_precedence(variables: dict[str, str], calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    actual_calls: list[Any] = []
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    internals.libc(monkeypatch, lambda name: lambda *values: made.append((name, *values)))
+    internals.libc(monkeypatch, lambda name: lambda *values: actual_calls.append((name, *values)))
     heap.keep_freed_memory.__wrapped__()
     heap.return_freed_memory()
-    assert made == calls
+    assert actual_calls == calls
 
 
-def test_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_dynaxla_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Options().heap == "keep"
     monkeypatch.setenv("DYNAXLA_HEAP", "leave")
     assert Options().heap == "leave"

@@ -1,4 +1,4 @@
-"""Ctrl-C while C++ code runs."""
+"""Tests of Ctrl-C while C++ code runs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of other sys
 
 
 @pytest.fixture(autouse=True)
-def handled() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with none
+def default_sigint_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell start without this handler
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_results_and_exceptions_are_the_functions() -> None:
+def test_call_returns_the_result_or_raises_the_exception() -> None:
     assert interruptible.call(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError) as raised:
         interruptible.call(lambda: 1 / 0)
     assert raised.traceback[-1].name == "<lambda>"
 
 
-def test_which_thread_makes_the_call() -> None:
+def test_call_uses_another_thread_only_if_interrupts_are_possible() -> None:
     assert interruptible.call(threading.get_ident) != threading.get_ident()
     own: list[bool] = []
     thread = threading.Thread(target=lambda: own.append(interruptible.call(threading.get_ident) == threading.get_ident()))
     thread.start()
     thread.join()
-    assert own == [True], "no signal arrives in another thread than the main one"
+    assert own == [True], "only the main thread receives signals"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert interruptible.call(threading.get_ident) == threading.get_ident()
@@ -45,7 +45,7 @@ def test_which_thread_makes_the_call() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_ends_the_wait_and_not_the_call() -> None:
+def test_interrupt_ends_the_wait_but_not_the_call() -> None:
     ended = threading.Event()
 
     def work() -> None:
@@ -63,7 +63,7 @@ def test_an_interrupt_ends_the_wait_and_not_the_call() -> None:
     timer.join()
 
 
-# A sort network that XLA compiles for long; the script interrupts itself during the compilation.
+# The script prolongs its compilation, and interrupts itself meanwhile.
 _SCRIPT = """
 import os, signal, sys, threading, time, torch
 from dynaxla.runtime import interruptible
@@ -99,23 +99,23 @@ def run(rest: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_later_call_compiles_again() -> None:
-    done = run(_CAUGHT)
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    process = run(_CAUGHT)
+    assert (process.returncode, process.stdout) == (0, "right\n"), process.stderr
 
 
-def test_a_process_that_is_interrupted_ends_as_python_ends_it() -> None:
-    done = run("compiled(x)")
-    assert done.returncode == -signal.SIGINT, done.stderr
-    *trace, last, note = done.stderr.strip().splitlines()
+def test_interrupted_process_ends_as_python_does() -> None:
+    process = run("compiled(x)")
+    assert process.returncode == -signal.SIGINT, process.stderr
+    *trace, last, note = process.stderr.strip().splitlines()
     assert last == "KeyboardInterrupt"
     assert note == "dynaxla: the process ends when XLA has finished a compilation; Ctrl-C ends it at once"
-    assert len(trace) < 60, done.stderr
+    assert len(trace) < 60, process.stderr
 
 
-def test_a_second_interrupt_ends_it_at_once() -> None:
+def test_second_interrupt_ends_the_process_at_once() -> None:
     start = time.perf_counter()
-    done = run(
-        # The second one may arrive before the process waits for its call: it comes again.
+    process = run(
+        # The second interrupt may arrive before the process waits for its call, so it is repeated.
         "time.sleep = lambda _: threading.Event().wait()\n"
         "for seconds in range(3, 60, 3):\n"
         "    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])\n"
@@ -123,5 +123,5 @@ def test_a_second_interrupt_ends_it_at_once() -> None:
         "    timer.start()\n"
         "compiled(x)"
     )
-    assert done.returncode == -signal.SIGINT, done.stderr
-    assert time.perf_counter() - start < 100, "the call would not end by itself"
+    assert process.returncode == -signal.SIGINT, process.stderr
+    assert time.perf_counter() - start < 100, "the process has not ended at once"

@@ -1,4 +1,4 @@
-"""Strides as a permutation of a packed array, or as gaps that a copy closes."""
+"""Tests of strides as a permutation of a packed array, or with gaps that a copy removes."""
 
 from __future__ import annotations
 

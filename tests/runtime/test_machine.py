@@ -1,4 +1,4 @@
-"""What programs and measurements depend on: the same at every look, and another for another machine."""
+"""Tests of the facts that programs and measurements depend on: they stay the same on a machine, and differ between machines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import dynaxla
 from dynaxla.runtime import clients, machine
 
 
-class Gpu:
+class FakeGpu:
     platform, device_kind = "gpu", "NVIDIA H100"
 
 
-def test_versions_of_all_that_makes_a_program() -> None:
+def test_versions() -> None:
     assert machine.versions() == (dynaxla.__version__, torch.__version__, jax.__version__, jaxlib.__version__)
 
 
-def test_machines_have_names() -> None:
+def test_machine_names() -> None:
     before = torch.get_num_threads()
     try:
         names = []
@@ -33,19 +33,19 @@ def test_machines_have_names() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(name.endswith(f"jaxlib {jaxlib.__version__}") for name in names)
-    assert machine.machine_name(Gpu()) == f"NVIDIA H100, jaxlib {jaxlib.__version__}"
+    assert machine.machine_name(FakeGpu()) == f"NVIDIA H100, jaxlib {jaxlib.__version__}"
 
 
-def test_facts_are_those_that_stay() -> None:
-    """The clock's speed, which /proc/cpuinfo has too, would make every look another processor."""
+def test_processor_facts_do_not_change() -> None:
+    """/proc/cpuinfo also has the current clock speed, which changes."""
     first = machine.processor_facts()
     machine.processor_facts.cache_clear()
     assert machine.processor_facts() == first != ""
     assert "MHz" not in first
-    assert len(set(first.splitlines())) == len(first.splitlines()), "not once for each core"
+    assert len(set(first.splitlines())) == len(first.splitlines()), "a fact is repeated for each core"
 
 
-def test_without_proc_there_are_facts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_facts_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise FileNotFoundError("/proc/cpuinfo")
 
@@ -57,8 +57,8 @@ def test_without_proc_there_are_facts_too(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.backends.cpu.get_cpu_capability() in facts
 
 
-def test_sources_are_known_until_one_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has changed since it was imported is not what runs."""
+def test_hash_of_sources_is_none_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has changed since its import is not the running code."""
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime" / "machine.py").write_text("x = 1\n")
     hashes = set()
@@ -80,6 +80,6 @@ def test_sources_are_known_until_one_changes(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("flags", "wide", "avx2_alone"), [("avx2 avx512f avx512bw", True, False), ("avx avx2", False, True), ("asimd", False, False)]
 )
-def test_vectors(flags: str, wide: bool, avx2_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_extensions(flags: str, wide: bool, avx2_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "processor_facts", lambda: f"flags\t\t: fpu {flags} sha_ni\n")
     assert (machine.has_wide_vectors(), machine.has_avx2_alone()) == (wide, avx2_alone)

@@ -1,4 +1,4 @@
-"""Private entry points: each is there, has a public way beside it, or says what is missing."""
+"""Tests of private entry points: each exists, has a public fallback, or raises an error that names the missing one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dynaxla.runtime import private
 from support.processes.scripts import run_script
 
 
-def test_all_are_there() -> None:
+def test_all_private_entry_points_exist() -> None:
     assert not private.missing
     assert all(getattr(private.Fast, name) is not None for name in private.Fast.__annotations__)
 
 
-def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_entry_point_without_fallback_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "missing", [])
     gone = private._require("torch._C._gone")
     assert private.missing == ["torch._C._gone"]
@@ -26,7 +26,7 @@ def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.Monkey
         gone()
 
 
-def test_what_other_versions_lack_is_named_or_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_that_other_versions_lack_are_named_or_have_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = object()
     with pytest.raises(dynaxla.errors.UnsupportedVersion, match=r"have no jax.*host_callbacks"):
         private.host_callbacks(nothing)
@@ -37,22 +37,22 @@ def test_what_other_versions_lack_is_named_or_assumed(monkeypatch: pytest.Monkey
         monkeypatch.setattr(torch.autograd.profiler, "_is_profiler_enabled", value)
         assert private.is_profiling() == value
     monkeypatch.delattr(torch.autograd.profiler, "_is_profiler_enabled")
-    assert private.is_profiling(), "for all that is known"
+    assert private.is_profiling(), "without the attribute, profiling is assumed"
 
 
-def test_a_client_runs_programs_in_the_thread_that_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_cpu_client_is_synchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: list[Any] = []
     monkeypatch.setattr(private, "_gated", {})
-    monkeypatch.setattr(private.Fast, "make_cpu_client", lambda **given: asked.append(given))
+    monkeypatch.setattr(private.Fast, "make_cpu_client", lambda **keywords: arguments.append(keywords))
     private.make_cpu_client()
-    assert asked == [{"asynchronous": False}]
+    assert arguments == [{"asynchronous": False}]
     monkeypatch.setattr(private.Fast, "make_cpu_client", lambda: "a client of other arguments")
     assert private.make_cpu_client() is None
     assert private.Fast.make_cpu_client is None
 
 
-def test_other_versions_have_public_ways() -> None:
-    """In a process whose torch and jaxlib lack all that is found by name: what has a public way works, the rest says what is missing."""
+def test_public_fallbacks_without_any_private_entry_point() -> None:
+    """In a process in which no private name is found: public fallbacks work, and other uses name the missing entry point."""
     script = """
 import pkgutil
 found = pkgutil.resolve_name

@@ -1,4 +1,4 @@
-"""Compiled programs: which are kept in the cache directory, what tells them apart, and that a call is one."""
+"""Tests of compiled programs: their calls, their entries in the cache directory, and their fingerprints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lowered(function: Callable[..., Any], *shapes: tuple[int, ...]) -> jax.stage
 
 
 @pytest.mark.usefixtures("way")
-def test_a_call_gives_every_result_whatever_is_read() -> None:
+def test_call_returns_all_results_with_unused_inputs() -> None:
     device = clients.cpu_device()
     program = programs.compile_lowered(lowered(lambda x, y: (x + 1, {"a": x * 2}), (3,), (2,)), device, {})
     arrays = [jax.device_put(np.arange(size, dtype=np.float32), device) for size in (3, 2)]
@@ -39,8 +39,8 @@ def test_a_call_gives_every_result_whatever_is_read() -> None:
     assert "HloModule" in program.text()
 
 
-def test_results_of_later_calls_are_what_those_of_the_first_call_are() -> None:
-    """Arrays as JAX makes them, each call's in memory of its own, and none is kept."""
+def test_results_of_later_calls_have_the_properties_of_the_first() -> None:
+    """They are ordinary arrays of JAX. Each call's results have their own memory, and are not kept alive."""
     device = clients.cpu_device()
     dtypes = [np.bool_, np.int8, np.int64, np.float32, np.float64, np.complex64, jnp.bfloat16]
 
@@ -49,24 +49,23 @@ def test_results_of_later_calls_are_what_those_of_the_first_call_are() -> None:
 
     with jax.enable_x64(True):
         program = programs.compile_lowered(lowered(function, (3,)), device, {})
-    called = [program.call([jax.device_put(np.full(3, number, np.float32), device)]) for number in range(3)]
-    assert private.Fast.result_handler is not None, "the fast way is tested"
+    calls = [program.call([jax.device_put(np.full(3, number, np.float32), device)]) for number in range(3)]
+    assert private.Fast.result_handler is not None, "this test is for the fast path"
 
-    def seen(array: jax.Array) -> tuple[Any, ...]:
+    def properties(array: jax.Array) -> tuple[Any, ...]:
         return type(array), array.aval, array.weak_type, array.sharding, array.committed, array.devices(), array.format
 
-    for number, results in enumerate(called):
-        assert list(map(seen, results)) == list(map(seen, called[0]))
+    for number, results in enumerate(calls):
+        assert list(map(properties, results)) == list(map(properties, calls[0]))
         assert [np.asarray(array).tolist() for array in results[:4]] == [[bool(number)] * 3, *[[number] * 3] * 3]
         assert (results[7].item(), results[8].shape, np.asarray(results[6] + results[6]).tolist()) == (3 * number, (0,), [2 * number] * 3)
-    kept = weakref.ref(called[0][3])
-    del called, results
-    assert kept() is None
+    reference = weakref.ref(calls[0][3])
+    del calls, results
+    assert reference() is None
 
 
 @pytest.mark.parametrize("changed", ["nothing", "no program", "a short file", "the options", "the program", "the number of threads"])
-def test_what_is_found_in_a_store(changed: str, tmp_path: Path) -> None:
-    """The program that was compiled before is found again, and another never is."""
+def test_only_the_same_program_is_loaded_from_the_store(changed: str, tmp_path: Path) -> None:
     store, before = Store(tmp_path), torch.get_num_threads()
     programs.compile_lowered(lowered(lambda x: x + 1, (3,)), clients.cpu_device(), {}, store)
     (key,) = store
@@ -90,29 +89,29 @@ def test_what_is_found_in_a_store(changed: str, tmp_path: Path) -> None:
     assert len(list(store)) == (1 if changed in ("nothing", "no program", "a short file") else 2)
 
 
-def test_a_fingerprint_is_of_what_is_computed() -> None:
+def test_fingerprint_depends_only_on_the_computation() -> None:
     def first(x: jax.Array) -> jax.Array:
         return jnp.sin(x) * 2
 
     def elsewhere(x: jax.Array) -> jax.Array:
-        one = jnp.sin(x)
-        return one * 2
+        sine = jnp.sin(x)
+        return sine * 2
 
     elsewhere.__name__ = first.__name__
-    print_of = programs.fingerprint(lowered(first, (3,)))
-    assert programs.fingerprint(lowered(elsewhere, (3,))) == print_of
-    assert programs.fingerprint(lowered(first, (4,))) != print_of
-    assert programs.fingerprint(lowered(lambda x: jnp.sin(x) * 3, (3,))) != print_of
+    fingerprint = programs.fingerprint(lowered(first, (3,)))
+    assert programs.fingerprint(lowered(elsewhere, (3,))) == fingerprint
+    assert programs.fingerprint(lowered(first, (4,))) != fingerprint
+    assert programs.fingerprint(lowered(lambda x: jnp.sin(x) * 3, (3,))) != fingerprint
     with private.force_public():
         assert programs.fingerprint(lowered(first, (3,))) != programs.fingerprint(lowered(first, (4,)))
 
 
-def test_large_programs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = internals.kept_memory(monkeypatch)
+def test_large_programs_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = internals.kept_memory(monkeypatch)
     for elements, keep, expected in ((8, True, False), (heap.LARGE, True, True), (heap.LARGE, False, False)):
-        told.clear()
+        calls.clear()
         program = programs.compile_lowered(lowered(jnp.sin, (elements,)), clients.cpu_device(), {}, keep_heap=keep)
-        assert program.is_large == bool(told) == expected
+        assert program.is_large == bool(calls) == expected
 
 
 SCRIPT = """
@@ -127,14 +126,12 @@ print(metrics.snapshot().get("loads", 0), metrics.snapshot()["compile"])
 """
 
 
-def test_second_process(tmp_path: Path) -> None:
-    """It compiles nothing."""
+def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert run_script(SCRIPT, DYNAXLA_CACHE=str(tmp_path)) == "0 1\n"
     assert run_script(SCRIPT, DYNAXLA_CACHE=str(tmp_path)) == "1 1\n"
 
 
-def test_kept_after_eviction(tmp_path: Path) -> None:
-    """A program that the process itself dropped is loaded, and right."""
+def test_evicted_program_is_loaded_from_the_store(tmp_path: Path) -> None:
     store = str(tmp_path)
     x = torch.randn(3, 4)
     for loads in (0, 1):
@@ -145,13 +142,13 @@ def test_kept_after_eviction(tmp_path: Path) -> None:
         assert metrics.snapshot().get("loads", 0) - before == loads
 
 
-@pytest.mark.parametrize("asked", ["by an option", "by the environment"])
-def test_dumps_of_xla(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks XLA to write what it does gets all of that every time: of a program that is loaded it writes the end alone."""
+@pytest.mark.parametrize("source", ["by an option", "by the environment"])
+def test_no_program_is_stored_with_xla_dumps(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA writes complete dumps only for programs that it compiles, not for loaded programs."""
     store, options = Store(tmp_path / "cache"), {}
-    if asked == "by an option":
+    if source == "by an option":
         options = {"xla_dump_to": str(tmp_path / "dump")}
-    else:  # XLA has read it long before
+    else:  # XLA has already read the variable
         monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path / 'dump'}")
     for _ in range(2):
         programs.compile_lowered(lowered(jnp.cosh, (3,)), clients.cpu_device(), options, store)
@@ -161,8 +158,8 @@ def test_dumps_of_xla(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             shutil.rmtree(tmp_path / "dump")
 
 
-def test_kernels_are_not_kept(tmp_path: Path) -> None:
-    """A program that calls back into this process means nothing to another."""
+def test_programs_with_kernels_are_not_stored(tmp_path: Path) -> None:
+    """Another process could not call back into this process."""
     with torch.library._scoped_library("dynaxla_store", "FRAGMENT") as library:
         library.define("halved(Tensor x) -> Tensor")
         library.impl("halved", lambda x: x / 2, "CPU")
@@ -173,8 +170,8 @@ def test_kernels_are_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
-def test_onednn_is_not_kept(tmp_path: Path) -> None:
-    """jaxlib cannot write such programs, and would not say so."""
+def test_programs_with_onednn_are_not_stored(tmp_path: Path) -> None:
+    """jaxlib cannot serialize these programs, and reports no error."""
     net = nn.Linear(256, 256)
     x = torch.randn(256, 256)
     backend, options = backend_with({"contraction": "onednn"}), {"cache": str(tmp_path)}

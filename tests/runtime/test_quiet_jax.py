@@ -1,4 +1,4 @@
-"""Importing dynaxla draws none of NumPy's random numbers, whoever imports JAX first."""
+"""Tests that importing dynaxla draws no random numbers of NumPy, also if the user has imported JAX."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ assert (np.random.randint(1 << 30, size=4) == expected).all()
 
 
 @pytest.mark.parametrize("first", ["", "import jax"], ids=["dynaxla", "the user"])
-def test_numpys_numbers_stay(first: str) -> None:
+def test_numpys_random_state_does_not_change(first: str) -> None:
     run_script(SCRIPT.format(first=first), own=True)

@@ -1,4 +1,4 @@
-"""Self-tests: of oneDNN's calls in a child process, whose results are kept; of private entry points in this process."""
+"""Tests of the self-tests of oneDNN's calls, in a child process with stored results, and of private entry points, in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUBJECTS = ("one", "two")
 
 
 def script(tmp_path: Path, body: str) -> Path:
-    """A self-test that notes in a file that it ran."""
+    """Writes a self-test that records its runs in a file."""
     path = tmp_path / "script.py"
     path.write_text(f"import os, sys\nopen({str(tmp_path / 'runs')!r}, 'a').write('x')\nprint('started', flush=True)\n{body}")
     return path
@@ -31,7 +31,7 @@ def runs(tmp_path: Path) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_results_are_kept_by_facts(tmp_path: Path) -> None:
+def test_results_are_stored_by_facts_and_script(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     path = script(tmp_path, "print('one passed', flush=True)\nprint('two matmul', flush=True)")
     for _ in range(2):
@@ -44,31 +44,31 @@ def test_results_are_kept_by_facts(tmp_path: Path) -> None:
     assert runs(tmp_path) == 3, "another script"
 
 
-def test_a_process_that_ends_leaves_what_it_has_found(tmp_path: Path) -> None:
+def test_results_of_a_crashed_process_are_stored(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     path = script(tmp_path, "print('one passed', flush=True)\nos.abort()")
-    found = self_tests.results(path, SUBJECTS, [], store)
-    assert found == {"one": "", "two": "the self-test's process ended"}
-    assert self_tests.results(path, SUBJECTS, [], store) == found
-    assert runs(tmp_path) == 1, "it is not asked again"
+    results = self_tests.results(path, SUBJECTS, [], store)
+    assert results == {"one": "", "two": "the self-test's process ended"}
+    assert self_tests.results(path, SUBJECTS, [], store) == results
+    assert runs(tmp_path) == 1, "the self-test must not run again"
 
 
-def test_results_that_cannot_be_known_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_none_if_the_self_test_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "store")
     path = script(tmp_path, "print('one passed', flush=True)")
-    assert self_tests.results(path, SUBJECTS, [], None) is None, "each process would run it"
+    assert self_tests.results(path, SUBJECTS, [], None) is None, "without a store, each process would run the self-test"
     assert self_tests.results(tmp_path / "gone.py", SUBJECTS, [], store) is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "server"))
-    assert self_tests.results(path, SUBJECTS, [], store) is None, "an interpreter inside of another program"
+    assert self_tests.results(path, SUBJECTS, [], store) is None, "an interpreter embedded in another program"
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python-that-is-gone"))
     assert self_tests.results(path, SUBJECTS, [], store) is None
     monkeypatch.undo()
     path.write_text("raise SystemExit(3)")
-    assert self_tests.results(path, SUBJECTS, [], store) is None, "not even JAX could be imported there"
-    assert not list(store), "nothing of that is kept"
+    assert self_tests.results(path, SUBJECTS, [], store) is None, "a self-test that fails before it starts"
+    assert not list(store), "nothing must be stored"
 
 
-def test_the_versions_that_were_tried_decide_where_no_result_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_versions_are_assumed_to_work_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn_support, "_self_test", lambda: None)
     assert onednn_support._refused("float32") == ""
     monkeypatch.setattr(private, "jaxlib_version", lambda: "0.99.0")
@@ -79,18 +79,18 @@ def test_the_versions_that_were_tried_decide_where_no_result_is_known(monkeypatc
 
 
 @pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
-def test_the_self_test_of_onednn_sees_another_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_of_onednn_detects_a_wrong_activation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = self_tests.results(Path(onednn.__file__), ["float32"], [], Store(tmp_path))
     assert results == {"float32": ""}
     monkeypatch.setitem(onednn.ACTIVATIONS, "tanh", "SIGMOID")
     assert onednn.self_test(np.dtype(np.float32)) == "matmul with tanh"
 
 
-def test_programs_are_told_apart_where_the_pass_manager_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprints_differ_without_the_pass_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_gated", {})
     monkeypatch.setattr(private.Fast, "pass_manager", object())
-    one, other = (jax.jit(lambda x, n=n: x + n).lower(np.float32(0)) for n in (1, 2))
-    assert programs.fingerprint(one) != programs.fingerprint(other)
+    first, second = (jax.jit(lambda x, n=n: x + n).lower(np.float32(0)) for n in (1, 2))
+    assert programs.fingerprint(first) != programs.fingerprint(second)
     assert "gated: AttributeError" in private.fast_paths()["programs as bytes (jax.extend.mlir.passmanager.PassManager)"]
 
 
@@ -98,12 +98,12 @@ NAMES = [name for names in private_self_tests._TESTS for name in names]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_entry_point_that_has_changed_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_entry_point_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(*_: Any, **__: Any) -> Any:
         raise TypeError("it takes other arguments now")
 
-    for each in private.Fast.__annotations__:
-        monkeypatch.setattr(private.Fast, each, getattr(private.Fast, each))
+    for entry_point in private.Fast.__annotations__:
+        monkeypatch.setattr(private.Fast, entry_point, getattr(private.Fast, entry_point))
     monkeypatch.setattr(private, "_gated", {})
     monkeypatch.setattr(private_self_tests, "_has_run", False)
     device = clients.cpu_device()
@@ -123,8 +123,8 @@ def test_an_entry_point_that_has_changed_is_not_used(name: str, monkeypatch: pyt
     ],
     ids=["all", "of results"],
 )
-def test_results_are_right_where_fast_paths_have_changed(changed: list[str], gated: int) -> None:
-    """In a process of its own, where they raise when they are called. XLA compiles quickly: its code is not the subject."""
+def test_results_with_changed_entry_points(changed: list[str], gated: int) -> None:
+    """In a separate process, in which calls of these entry points raise."""
     program = (
         f"""
 NAMES = {changed}
@@ -154,6 +154,6 @@ for rows in (3, 3, 5):
 print(sorted(state for state in private.fast_paths().values() if state != "live"))
 """
     )
-    found = run_script(program, XLA_FLAGS=quick_compilation.flags())
-    assert found.count("gated: TypeError: it takes other arguments now") == gated, found
-    assert ("gated: the public way to import memory" in found) == ("to_buffer" in changed)
+    output = run_script(program, XLA_FLAGS=quick_compilation.flags())
+    assert output.count("gated: TypeError: it takes other arguments now") == gated, output
+    assert ("gated: the public way to import memory" in output) == ("to_buffer" in changed)

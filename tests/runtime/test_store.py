@@ -1,4 +1,4 @@
-"""The cache directory: programs that a later process need not compile, and what may go wrong with files."""
+"""Tests of the cache directory: stored bytes, damaged files, permissions, and limited space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support import internals
 from support.processes.scripts import run_script
 
 
-def test_keeps_bytes(tmp_path: Path) -> None:
+def test_put_get_and_clear(tmp_path: Path) -> None:
     store = Store(tmp_path / "new" / "folder")
     assert store.get("key") is None
     store.put("key", b"first")
@@ -30,12 +30,12 @@ def test_keeps_bytes(tmp_path: Path) -> None:
     store.put("other", b"")
     assert Store(store.folder).get("key") == b"second"
     assert store.get("other") == b""
-    others = store.folder / ".half_written.part"  # another process is at it
-    others.touch()
+    partial = store.folder / ".half_written.part"  # another process is writing it
+    partial.touch()
     assert list(store) == ["key", "other"]
     store.clear()
     assert list(store) == []
-    assert others.exists()
+    assert partial.exists()
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 100], ids=["empty", "short", "other"])
@@ -57,7 +57,7 @@ def test_truncated_file(tmp_path: Path) -> None:
 
 
 def test_swapped_files(tmp_path: Path) -> None:
-    """Whole files, each under the other one's name."""
+    """Each file is complete, but has the name of the other one."""
     store = Store(tmp_path)
     store.put("one", b"first")
     store.put("other", b"second")
@@ -68,8 +68,8 @@ def test_swapped_files(tmp_path: Path) -> None:
     assert store.get("other") is None
 
 
-def test_what_killed_processes_leave_goes(tmp_path: Path) -> None:
-    """A file that somebody may still be writing stays."""
+def test_old_partial_files_are_deleted(tmp_path: Path) -> None:
+    """A recent partial file stays, because another process may be writing it."""
     abandoned, busy = tmp_path / ".old.part", tmp_path / ".new.part"
     abandoned.write_bytes(b"half")
     busy.write_bytes(b"half")
@@ -79,8 +79,7 @@ def test_what_killed_processes_leave_goes(tmp_path: Path) -> None:
     assert busy.exists()
 
 
-def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so once."""
+def test_deleted_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(tmp_path / "folder")
     store.put("key", b"data")
     shutil.rmtree(store.folder)
@@ -90,8 +89,8 @@ def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("nothing could be kept") == 1
 
 
-def test_makes_room(tmp_path: Path) -> None:
-    """Down to half of it. The least recently used goes first; what was read lately stays."""
+def test_full_store_drops_the_least_recently_used_entries(tmp_path: Path) -> None:
+    """Half of the capacity stays in use."""
     store = Store(tmp_path, capacity=1000)
     for number in range(9):
         store.put(str(number), b"x" * 70)
@@ -103,26 +102,26 @@ def test_makes_room(tmp_path: Path) -> None:
 
 def test_concurrent_writers(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    seen: list[bytes | None] = []
+    values: list[bytes | None] = []
 
     def write(letter: bytes) -> None:
         for _ in range(50):
             store.put("key", letter * 5000)
-            seen.append(store.get("key"))
+            values.append(store.get("key"))
 
     threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(seen) == 150
-    assert set(seen) <= {letter * 5000 for letter in (b"a", b"b", b"c")}
+    assert len(values) == 150
+    assert set(values) <= {letter * 5000 for letter in (b"a", b"b", b"c")}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no POSIX permissions")
-def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that others can write to, or that cannot be used. What is made is the user's alone."""
+def test_unsafe_and_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new folder is accessible only to the user."""
     folder = Store(tmp_path / "programs").folder
     assert folder.stat().st_mode & 0o777 == 0o700
     for mode in (0o720, 0o702):
@@ -151,8 +150,8 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         torch.compile(torch.exp, backend="dynaxla", options={"cache": str(tmp_path)})(torch.ones(2))
 
 
-def test_a_read_only_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """As in a container whose image has the cache: what is there is found, and all else goes on without it."""
+def test_read_only_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a container whose image has the cache: stored entries are used, and nothing is written."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return x.tan() + 3
@@ -177,17 +176,17 @@ def test_a_read_only_directory_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.equal(torch.compile(f, backend="dynaxla", options=options)(torch.ones(3)), f(torch.ones(3)))
     torch.compile(lambda x: x.cos() - 2, backend="dynaxla", options={**options, "tune": True})(torch.ones(3))
     after = dynaxla.metrics.snapshot()
-    found = sum(after.get(name, 0) - before.get(name, 0) for name in ("kept_graphs", "recalls", "loads"))
-    assert found, "what is there is used"
+    used = sum(after.get(name, 0) - before.get(name, 0) for name in ("kept_graphs", "recalls", "loads"))
+    assert used, "no stored entry was used"
     assert list(Store(tmp_path / "no such part")) == []
     assert sorted(tmp_path.rglob("*")) == files
     assert [record.levelname for record in caplog.records if "is read-only: its programs are used" in record.message] == ["WARNING"]
     config.open_store.cache_clear()
 
 
-def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Work that is done is not lost because it could not be kept; nor is anything half written."""
-
+def test_full_disk_loses_no_result_and_leaves_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -200,9 +199,8 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("damage", damaged_cache.DAMAGES)
-def test_a_damaged_directory_is_as_good_as_none(damage: str, tmp_path: Path) -> None:
-    """Of traced graphs, records and programs, in a process in which no test has registered ops. The names have spaces and letters of other
-    languages."""
+def test_damaged_directory(damage: str, tmp_path: Path) -> None:
+    """Damages of traced graphs, records and programs. The process has no ops of other tests. The folder's name has non-ASCII letters."""
     run_script(
         "import sys; from cases.processes import damaged_cache; damaged_cache.check(*sys.argv[1:])", [damage, str(tmp_path / "köş 目录")]
     )

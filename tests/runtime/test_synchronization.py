@@ -1,4 +1,4 @@
-"""`synchronize`: nothing goes on afterwards."""
+"""Tests of `synchronize`, which waits for compilations and checks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dynaxla.runtime import background
 from support import internals
 
 
-class _Slow:
-    """A compilation that takes a while."""
+class _SlowCompilation:
+    """A compilation that takes 0.05 seconds."""
 
     is_done = False
 
@@ -23,21 +23,21 @@ class _Slow:
         return False
 
 
-class _Failed:
-    """The checks of a GPU, one of which has failed."""
+class _FailedChecks:
+    """The checks of a GPU, with a failed check."""
 
     def finish(self) -> None:
         raise IndexError("index 9 is out of range")
 
 
-def test_it_waits_for_compilations_and_for_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = _Slow()
-    background.enqueue(slow)
+def test_synchronize_waits_for_compilations_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _SlowCompilation()
+    background.enqueue(first)
     dynaxla.synchronize()
-    assert slow.is_done
-    again = _Slow()
-    internals.late_report(monkeypatch, torch.device("cuda"), _Failed())
-    background.enqueue(again)
+    assert first.is_done
+    second = _SlowCompilation()
+    internals.late_report(monkeypatch, torch.device("cuda"), _FailedChecks())
+    background.enqueue(second)
     with pytest.raises(IndexError, match="index 9"):
         dynaxla.synchronize()
-    assert again.is_done
+    assert second.is_done

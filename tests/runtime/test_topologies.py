@@ -1,4 +1,4 @@
-"""Topologies of TPUs: errors. What is compiled for a topology is in cases/device/virtual_meshes.py, and in `make tpu-programs`."""
+"""Tests of topologies of TPUs. For compilations see tests/cases/device/virtual_meshes.py and `make tpu-programs`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dynaxla.runtime.topologies import topology
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ
 
 
-def test_other_platforms() -> None:
+def test_other_platform_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"platform 'cuda'(?s:.)*platform=\"tpu\""):
         topology("cuda", "v5e:2x2")
 
 
 @pytest.mark.skipif(HAS_LIBTPU, reason="libtpu is installed")
-def test_a_machine_without_libtpu() -> None:
+def test_missing_libtpu_is_an_error() -> None:
     before = dict(os.environ)
     with pytest.raises(UnsupportedVersion, match=r"cannot compile for TPUs(?s:.)*pip install libtpu=="):
         topology("tpu", "v5e:2x2")
@@ -29,7 +29,7 @@ def test_a_machine_without_libtpu() -> None:
 
 
 @pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
-def test_names() -> None:
+def test_names_of_topologies() -> None:
     assert len(topology("tpu", "v5e:2x2").devices) == 4
     with pytest.raises(ArgumentError, match="'v9:2x2' is no topology of TPUs"):
         topology("tpu", "v9:2x2")
@@ -37,12 +37,12 @@ def test_names() -> None:
 
 @pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
 @pytest.mark.parametrize("sizes", [(256,), (16, 16), (64, 4), (2, 8, 16)], ids=str)
-def test_meshes_over_a_topology(sizes: tuple[int, ...]) -> None:
-    """A mesh may divide the grid of the chips in any way."""
+def test_mesh_of_a_topology(sizes: tuple[int, ...]) -> None:
+    """A mesh may divide the grid of chips in any way."""
     chips = topology("tpu", "v5e:16x16")
     names = tuple("abc"[: len(sizes)])
     with meshes.compile_only(chips):
-        found = meshes.for_compilation(sharding_constraints.sharding_of(sizes, names, range(-256, 0), [*names]))
-    assert found is not None
-    assert found.mesh.devices.shape == sizes
-    assert set(found.mesh.devices.flat) == set(chips.devices)
+        mesh = meshes.for_compilation(sharding_constraints.sharding_of(sizes, names, range(-256, 0), [*names]))
+    assert mesh is not None
+    assert mesh.mesh.devices.shape == sizes
+    assert set(mesh.mesh.devices.flat) == set(chips.devices)

@@ -1,4 +1,4 @@
-"""Handing memory over: the fast private ways and the public fallbacks, side by side."""
+"""Tests of passing memory between torch and XLA, with the fast private entry points and the public ones."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def test_round_trip_shares_memory(dtype: torch.dtype, way: str, device: jax.Devi
     tensor = torch.tensor([0, 1, 1, 0] * 16).to(dtype)
     array = transfer.import_tensor(tensor, device)
     assert array.unsafe_buffer_pointer() == tensor.data_ptr()
-    back = transfer.export_array(array)
-    assert back.data_ptr() == tensor.data_ptr()
-    assert back.dtype == dtype
+    exported = transfer.export_array(array)
+    assert exported.data_ptr() == tensor.data_ptr()
+    assert exported.dtype == dtype
     tensor.view(torch.uint8).fill_(0)
-    assert back.view(torch.uint8).sum() == 0
+    assert exported.view(torch.uint8).sum() == 0
 
 
 @pytest.mark.usefixtures("way")
-def test_whole_path() -> None:
+def test_compiled_call_with_views_and_writes() -> None:
     check(lambda x, y: ((x * y).t(), x.view(-1), x.add_(1)), torch.randn(4, 5), torch.randn(4, 5))
 
 
@@ -48,27 +48,27 @@ def test_import_of_misaligned_memory_is_a_copy(device: jax.Device, way: str) -> 
 
 
 @pytest.mark.usefixtures("way")
-def test_other_tensors_on_a_storage() -> None:
-    """They start where they should, also behind a tensor that starts in the middle, and know nothing of autograd."""
-    whole = torch.arange(12.0)
-    part = whole[2:].requires_grad_()
-    for found in (transfer.reinterpret(part, (2, 3), (1, 2), 1), transfer.view_as(part, torch.float32, (2, 3), (1, 2), 1)):
-        assert found.tolist() == [[3, 5, 7], [4, 6, 8]]
-        assert found.data_ptr() == whole.data_ptr() + 12
-        assert not found.requires_grad
+def test_reinterpret_and_view_as() -> None:
+    """Offsets are relative to the tensor, which may have its own offset in the storage. Results do not require gradients."""
+    base = torch.arange(12.0)
+    part = base[2:].requires_grad_()
+    for view in (transfer.reinterpret(part, (2, 3), (1, 2), 1), transfer.view_as(part, torch.float32, (2, 3), (1, 2), 1)):
+        assert view.tolist() == [[3, 5, 7], [4, 6, 8]]
+        assert view.data_ptr() == base.data_ptr() + 12
+        assert not view.requires_grad
     wider = transfer.view_as(part, torch.float64, (2,), (1,), 1)
     assert wider.view(torch.float32).tolist() == [4, 5, 6, 7]
-    assert wider.data_ptr() == whole.data_ptr() + 16
+    assert wider.data_ptr() == base.data_ptr() + 16
     with pytest.raises(RuntimeError, match="starts 4 bytes after the start of an element"):
-        transfer.view_as(whole[1:], torch.float64, (2,), (1,), 0)
+        transfer.view_as(base[1:], torch.float64, (2,), (1,), 0)
 
 
-def test_a_parameter_is_imported(device: jax.Device) -> None:
+def test_import_of_a_parameter(device: jax.Device) -> None:
     assert np.asarray(transfer.import_tensor(torch.ones(16, requires_grad=True), device)).tolist() == [1] * 16
 
 
-def test_side_effects(tmp_path: object) -> None:
-    """Compiling and running changes no setting of JAX's or torch's."""
+def test_compiled_call_changes_no_settings(tmp_path: object) -> None:
+    """Compiling and running changes no setting of JAX or torch."""
     before = (jax.config.jax_enable_x64, dict(jax.config.values), torch.get_default_dtype(), torch.get_num_threads())
     dynamo_before = torch._dynamo.config.get_config_copy()
     compiled = torch.compile(lambda x: x * 2, backend="dynaxla")

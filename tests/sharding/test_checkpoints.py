@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` on a mesh of eight devices, and between it and processes with DTensors."""
+"""Tests of `torch.distributed.checkpoint` on a mesh of eight devices, and of its exchange with DTensors in processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.processes.scripts import run_script
 
 pytestmark = NEEDS_DEVICE
 EIGHT = "--xla_force_host_platform_device_count=8"
-# Arguments: what to do; a folder; names of checkpoints.
+# Arguments: "save" or "load"; a folder; names of checkpoints.
 ON_THE_MESH = """
 import sys
 import torch, dynaxla
@@ -32,9 +32,9 @@ for mesh, specs in [(MESH, [("fsdp", "tp"), ("tp",), (None, "fsdp"), ()]), (OTHE
         saved(checkpointable(state), f"{folder}/jax")
         break
     for name in names:
-        lies = [spec_of(tensor) for tensor in state.values()]
+        shardings = [spec_of(tensor) for tensor in state.values()]
         loaded(checkpointable(state), f"{folder}/{name}")
-        assert lies == [spec_of(tensor) for tensor in state.values()]
+        assert shardings == [spec_of(tensor) for tensor in state.values()]
         for key, tensor in state.items():
             torch.testing.assert_close(tensor.cpu(), expected[key], rtol=0, atol=0)
             tensor.zero_()
@@ -51,8 +51,8 @@ def test_training_from_checkpoints() -> None:
 
 
 @pytest.mark.slow
-def test_dtensors_in_processes(tmp_path: Path) -> None:
-    """What the mesh writes, DTensors in two and in four processes read; what they write, two meshes read."""
+def test_checkpoints_are_shared_with_dtensors_in_processes(tmp_path: Path) -> None:
+    """DTensors in two and four processes read the mesh's checkpoint, and two meshes read the checkpoints of the processes."""
     run_script(ON_THE_MESH, ["save", str(tmp_path)], XLA_FLAGS=EIGHT)
     for world in (2, 4):
         torch.multiprocessing.spawn(gloo_checkpoints.run, (world, str(tmp_path)), nprocs=world)

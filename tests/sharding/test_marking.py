@@ -1,4 +1,4 @@
-"""Tensors on a mesh of eight devices, in processes that have them."""
+"""Tests of tensors on a mesh of eight devices, in processes with virtual devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ EIGHT = "--xla_force_host_platform_device_count=8"
 
 
 def run_without_gathering(name: str) -> None:
-    """All checks of a module of cases/device, in whose programs XLA gathers nothing for want of a way from one sharding to another."""
-    done = completed(f"from cases import device; device.run({name!r})", XLA_FLAGS=EIGHT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    # XLA's partitioner estimates the costs of products on copies of them, with fake parameters, and warns of those too (jaxlib 0.12).
-    gathered = [line for line in done.stderr.splitlines() if "rematerialization" in line and "%fake_parameter" not in line]
+    """Runs all checks of a module of tests/cases/device. Fails if XLA gathers a tensor because it cannot convert its sharding directly."""
+    process = completed(f"from cases import device; device.run({name!r})", XLA_FLAGS=EIGHT)
+    assert process.returncode == 0, process.stderr[-3000:]
+    # XLA's partitioner estimates the costs of products on copies with fake parameters, and warns about these copies, too (jaxlib 0.12).
+    gathered = [line for line in process.stderr.splitlines() if "rematerialization" in line and "%fake_parameter" not in line]
     assert not gathered, gathered
 
 
@@ -32,17 +32,16 @@ def test_reports() -> None:
     run_checks("reports", XLA_FLAGS=EIGHT)
 
 
-def test_on_meshes() -> None:
-    """What is sharded in storages, and `sharding_constraint` in programs."""
+def test_sharded_storages_and_sharding_constraints() -> None:
     run_checks("on_meshes", XLA_FLAGS=EIGHT)
 
 
 @pytest.mark.slow
 def test_training_on_meshes() -> None:
-    """Each mode, layers in Megatron's style and a small GPT. One step that trains is in the other test."""
+    """Each mode, layers in Megatron's style and a small GPT. `test_sharded_storages_and_sharding_constraints` has a short training step."""
     run_without_gathering("mesh_training")
 
 
 @pytest.mark.slow
-def test_what_moves_between_2_and_8_and_64_devices() -> None:
+def test_traffic_on_2_8_and_64_devices() -> None:
     run_checks("mesh_counts", XLA_FLAGS="--xla_force_host_platform_device_count=64", own=True)

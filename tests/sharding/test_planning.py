@@ -1,4 +1,4 @@
-"""Searches for placements, on a mesh of eight devices."""
+"""Tests of searches for placements, on a mesh of eight devices."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_planning() -> None:
 
 @pytest.mark.slow
 def test_planning_on_two_axes() -> None:
-    """Models with more than one kind of layer, on two axes."""
+    """Models with several kinds of layers, on two axes."""
     run_checks("planning_models", XLA_FLAGS=EIGHT)

@@ -1,4 +1,4 @@
-"""How XLA's text says between which devices a program moves data, and how much."""
+"""Tests of the collectives that XLA's text of a program has: their groups of devices and their sizes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ROWS, COLUMNS = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
         ("replica_groups=mesh['axis_0'=2,'axis_1'=2], device_ids=(0,2,1,3) {'axis_1'}, to_apply=%add", [[0, 2], [1, 3]]),
     ],
 )
-def testgroups_in(text: str, groups: list[list[int]] | None) -> None:
-    found = groups_in(text)
-    assert (None if found is None else sorted(map(sorted, found))) == groups
+def test_groups_in(text: str, groups: list[list[int]] | None) -> None:
+    result = groups_in(text)
+    assert (None if result is None else sorted(map(sorted, result))) == groups
 
 
-def test_what_is_not_known_is_no_axis() -> None:
+def test_unknown_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="replica_groups"):
         groups_in("replica_groups=@something, to_apply=%add")
 
@@ -68,11 +68,11 @@ ENTRY %main (param: f32[8,16]) -> f32[8,16] {
 
 
 def test_collectives_of_a_tpu() -> None:
-    """A gather in several parts counts once, and an all-reduce of which each device keeps a part is a reduce-scatter."""
+    """A gather in several parts counts once. An all-reduce of which each device keeps only a part counts as a reduce-scatter."""
     mesh = SimpleNamespace(axis_names=("rows", "columns"), size=4, shape={"rows": 2, "columns": 2})
     program: Any = SimpleNamespace(mesh=mesh, text=lambda: TPU_PROGRAM.replace("\\\n", ""))
-    found = {(item.kind, item.axes): (item.count, item.bytes) for item in collectives_of(ProgramRun("step", program, ""))}
-    assert found == {
+    collectives = {(item.kind, item.axes): (item.count, item.bytes) for item in collectives_of(ProgramRun("step", program, ""))}
+    assert collectives == {
         ("all-gather", "rows"): (1, 4 * 8 * 2),
         ("all-gather", "columns"): (1, 16 * 16 * 4),
         ("reduce-scatter", "rows"): (1, 4 * 16 * 4 + 16 * 4 * 4),

@@ -11,12 +11,12 @@ from dynaxla.backend import dynaxla
 
 
 def variable(implementations: Mapping[str, str]) -> str:
-    """The value of DYNAXLA_IMPLEMENTATIONS for implementations by op."""
+    """Returns the value of DYNAXLA_IMPLEMENTATIONS for implementations by op."""
     return ",".join(f"{op}={implementation}" for op, implementation in implementations.items())
 
 
 def backend_with(implementations: Mapping[str, str]) -> Callable[..., Any]:
-    """A backend of torch.compile: dynaxla's, which finds these implementations in the environment."""
+    """Returns dynaxla's backend of torch.compile, with these implementations in the environment."""
 
     def backend(*args: Any, **settings: Any) -> Any:
         with mock.patch.dict(os.environ, DYNAXLA_IMPLEMENTATIONS=variable(implementations)):

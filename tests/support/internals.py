@@ -1,6 +1,6 @@
-"""The internals of dynaxla that tests replace, each by a function that says what is simulated, lowered or counted.
+"""Functions that replace internals of dynaxla, to simulate a situation, or to count or record calls.
 
-If a redesign moves one of them, this module changes and the tests stay. The first argument is pytest's `monkeypatch`, which restores the
+If an internal is renamed, only this module changes, and not the tests. The first argument is pytest's `monkeypatch`, which restores the
 internals after the test.
 """
 
@@ -76,25 +76,32 @@ Patch = pytest.MonkeyPatch
 
 
 def jaxlib_release(patch: Patch, version: str) -> None:
-    """jaxlib has this version."""
+    """Simulates this version of jaxlib."""
     patch.setattr(private, "jaxlib_version", lambda: version)
 
 
 def tested_releases(patch: Patch, releases: Mapping[str, tuple[str, str]]) -> None:
-    """dynaxla is tested with these: by package, the oldest and the newest."""
+    """Sets the tested releases: by package, the oldest and the newest one."""
     patch.setattr(private, "KNOWN", releases)
     private.warn_of_newer_releases.cache_clear()
 
 
 def processor(patch: Patch, *, avx2_alone: bool | None = None, intel: bool | None = None, wide_vectors: bool | None = None) -> None:
-    """The processor has AVX2 and not AVX-512; it is Intel's; it has vectors of 512 bits."""
+    """Simulates a processor.
+
+    Args:
+        patch: pytest's monkeypatch.
+        avx2_alone: True if it has AVX2 and not AVX-512.
+        intel: True if it is from Intel.
+        wide_vectors: True if it has vectors of 512 bits.
+    """
     for name, value in (("has_avx2_alone", avx2_alone), ("is_intel", intel), ("has_wide_vectors", wide_vectors)):
         if value is not None:
             patch.setattr(machine, name, lambda value=value: value)
-    patch.setattr(stored, "_live_programs", type(stored._live_programs)())  # programs of the real processor
+    patch.setattr(stored, "_live_programs", type(stored._live_programs)())  # without programs of the real processor
 
 
-# Facts on which stored programs and graphs depend, each with the function that tells it, and another answer.
+# Facts on which stored programs and graphs depend: the function that returns each of them, and another value.
 _FACTS: dict[str, tuple[Any, str, Any]] = {
     "versions": (machine, "versions", ("another",)),
     "sources": (machine, "sources", "another"),
@@ -105,40 +112,40 @@ _FACTS: dict[str, tuple[Any, str, Any]] = {
 
 
 def other(fact: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns a function whose context has another machine: its versions, sources, processor, processors or kernels differ."""
+    """Returns a function that makes a context, in which one fact about the machine or the installed code differs."""
     target, name, answer = _FACTS[fact]
     return lambda: mock.patch.object(target, name, return_value=answer)
 
 
 def threads_folder(patch: Patch, path: str) -> None:
-    """The folder in which Linux lists the threads of this process."""
+    """Replaces the folder in which Linux lists the threads of this process."""
     patch.setattr(affinity, "_THREADS", path)
 
 
 def libc(patch: Patch, function: Callable[[str], Callable[..., Any]]) -> None:
-    """Functions of the C library, by name, for settings of the heap."""
+    """Replaces the functions of the C library that change settings of the heap."""
     patch.setattr(heap, "_function", function)
 
 
 def root_user(patch: Patch, number: int) -> None:
-    """The user id of root, whose cache directories are trusted."""
+    """Replaces the user id of root, whose cache directories are trusted."""
     patch.setattr(store, "_ROOT", number)
 
 
 def accelerators(patch: Patch, found: Sequence[Any]) -> None:
-    """The accelerators that JAX sees."""
+    """Replaces the accelerators that JAX finds."""
     patch.setattr(devices, "_without_preallocation", lambda start: found)
     devices._accelerator.cache_clear()
 
 
 def no_other_devices(patch: Patch) -> None:
-    """No device besides torch's own is registered."""
+    """Removes all registered devices except for torch's own."""
     patch.setattr(device_kinds, "_kinds", {})
     patch.setattr(devices, "_array_devices", {})
 
 
 def torch_settings(patch: Patch, settings: Settings) -> None:
-    """Lowerings read these settings of torch on each platform."""
+    """Replaces the settings of torch that lowerings read, on each platform."""
     patch.setattr(Settings, "current", staticmethod(lambda _: settings))
 
 
@@ -150,55 +157,60 @@ def findings_of_doctor(patch: Patch, examine: Callable[[bool], list[doctor.Findi
 
 
 def compiler(patch: Patch, compile_lowered: Callable[..., Any]) -> None:
-    """XLA's compiler, which compiles a lowered module."""
+    """Replaces XLA's compiler, which compiles a lowered module."""
     patch.setattr(programs, "compile_lowered", compile_lowered)
 
 
 def compiled_programs(patch: Patch) -> list[programs.XlaProgram]:
-    """Returns a list to which each program that XLA compiles is appended."""
-    found: list[programs.XlaProgram] = []
+    """Returns a list that gets each program that XLA compiles."""
+    compiled: list[programs.XlaProgram] = []
     real = programs.compile_lowered
 
-    def compile_and_keep(*args: Any, **kwargs: Any) -> programs.XlaProgram:
-        found.append(real(*args, **kwargs))
-        return found[-1]
+    def compile_and_record(*args: Any, **kwargs: Any) -> programs.XlaProgram:
+        compiled.append(real(*args, **kwargs))
+        return compiled[-1]
 
-    patch.setattr(build, "compile_lowered", compile_and_keep)
-    return found
+    patch.setattr(build, "compile_lowered", compile_and_record)
+    return compiled
 
 
 def no_compilation_of_blocks(patch: Patch) -> None:
-    """Equal blocks of a model are one program with the rest."""
-    patch.setattr(build, "compile_blocks", lambda *given: None)
+    """Equal blocks of a model do not become programs of their own."""
+    patch.setattr(build, "compile_blocks", lambda *args: None)
 
 
 def memory_to_give_back(patch: Patch, gives: bool) -> None:
-    """gives: True if torch's allocator has cached memory that XLA can get."""
+    """Simulates torch's allocator.
+
+    Args:
+        patch: pytest's monkeypatch.
+        gives: True if it has cached memory that it can return for XLA.
+    """
     patch.setattr(streams, "give_back_memory", lambda _: gives)
 
 
 def xla_is_lost(patch: Patch) -> None:
-    """The process is a fork of a process that has used XLA."""
+    """Simulates a fork of a process that has used XLA."""
     patch.setattr(forks, "has_lost_xla", lambda: True)
 
 
 def objects_kept_from_destruction(patch: Patch, found: list[object]) -> None:
-    """found: receives XLA's objects that a fork must not destroy."""
+    """The list `found` gets XLA's objects that a fork must not destroy."""
     patch.setattr(forks, "leak", found.append)
 
 
 def array_layout(patch: Patch, layout: Format) -> None:
-    """XLA chooses this layout for arguments whose layout is open; on the CPU it would choose the row-major one."""
+    """Arguments with open layouts get this layout. On the CPU, XLA would choose the row-major layout."""
     patch.setattr(open_layouts, "_open", lambda _: layout)
 
 
 def devices_of_graphs(patch: Patch, device: torch.device) -> None:
-    """Graphs are on this device for the scheduler."""
+    """The scheduler finds this device for all graphs."""
     patch.setattr(scheduler, "graph_devices", lambda *_: {device})
 
 
 def recorded_graphs_run_by_torch(patch: Patch) -> None:
-    """torch's kernels run the graphs of compile_step."""
+    """torch's kernels run the graphs that compile_step records."""
 
     def run_by_torch(module: Callable[..., Any], examples: Sequence[torch.Tensor], options: config.Options) -> Callable[..., Any]:
         return module
@@ -207,25 +219,25 @@ def recorded_graphs_run_by_torch(patch: Patch) -> None:
 
 
 def garbage_is_collected_after_traces(patch: Patch) -> None:
-    """Python's garbage collector runs after each trace of a PyTorch function under JAX. Its constants are not checked."""
+    """Collects garbage after each trace of a PyTorch function under JAX, instead of a check of its constants."""
     patch.setattr(torch_graphs, "_check_constants", lambda _: gc.collect())
 
 
 def seen_options(patch: Patch) -> list[config.Options]:
-    """Returns a list to which the options of each compiled graph are appended."""
-    found: list[config.Options] = []
+    """Returns a list that gets the options of each compiled graph."""
+    seen: list[config.Options] = []
     compile_graph = backend._compile
 
-    def noted(module: GraphModule, inputs: Sequence[Any], options: config.Options, **rest: Any) -> Callable[..., Any]:
-        found.append(options)
+    def record(module: GraphModule, inputs: Sequence[Any], options: config.Options, **rest: Any) -> Callable[..., Any]:
+        seen.append(options)
         return compile_graph(module, inputs, options, **rest)
 
-    patch.setattr(backend, "_compile", noted)
-    return found
+    patch.setattr(backend, "_compile", record)
+    return seen
 
 
 def no_pickled_programs(patch: Patch) -> None:
-    """torch offers no way to pickle the compiled result of a backend."""
+    """Simulates a torch that cannot pickle the compiled result of a backend."""
     patch.setattr(artifact, "IS_POSSIBLE", False)
 
 
@@ -233,25 +245,25 @@ def no_pickled_programs(patch: Patch) -> None:
 
 
 def without_lowering(patch: Patch, op: torch._ops.OpOverload) -> None:
-    """An op has no lowering."""
+    """Removes the lowering of an op."""
     find = registry.find
-    patch.setattr(registry, "find", lambda asked, *rest: None if asked is op else find(asked, *rest))
+    patch.setattr(registry, "find", lambda node_op, *rest: None if node_op is op else find(node_op, *rest))
 
 
 def replace_lowering(patch: Patch, op: torch._ops.OpOverload, function: Callable[..., Any]) -> None:
-    """An op has this lowering on all platforms."""
+    """Replaces the lowering of an op on all platforms."""
     registry.fill()
     patch.setattr(registry, "_rules", {key: rule for key, rule in registry._rules.items() if key[0] is not op})
     registry.register(op, function)
 
 
 def own_names_of_registry(patch: Patch) -> None:
-    """Lowerings that the test registers by name are removed after it."""
+    """Removes the lowerings that the test registers by name after the test."""
     patch.setattr(registry, "_named", dict(registry._named))
 
 
 def lowerings_of_users(patch: Patch) -> None:
-    """A user has registered a lowering."""
+    """Simulates that a user has registered a lowering."""
     patch.setattr(registry, "external_lowerings", lambda: None)
 
 
@@ -260,78 +272,83 @@ def failing_load_of_lowerings(patch: Patch, load: Callable[[], None]) -> None:
 
 
 def empty_registry(patch: Patch) -> Registry:
-    """Returns the empty registry in which `lower_table` registers, and which decides on decompositions."""
-    made = Registry()
-    patch.setitem(lower_table.__globals__, "registry", made)
-    patch.setattr(decompositions, "registry", made)
-    return made
+    """Returns an empty registry, which `lower_table` fills, and whose content decides on decompositions."""
+    empty = Registry()
+    patch.setitem(lower_table.__globals__, "registry", empty)
+    patch.setattr(decompositions, "registry", empty)
+    return empty
 
 
 def python_kernels(patch: Patch, names: Callable[[], list[str]]) -> None:
-    """The kernels of ops that are registered from Python."""
+    """Replaces the list of ops with kernels in Python."""
     patch.setattr(private, "implemented_in_python", names)
 
 
 def implementations_of(patch: Patch, table: Implementations[Any], by_name: Mapping[str, Implementation[Any]]) -> None:
-    """An op has these implementations, the most specific one first."""
+    """Replaces the implementations of an op. The most specific one comes first."""
     patch.setattr(table, "by_name", dict(by_name))
 
 
 def no_other_implementations(patch: Patch) -> None:
-    """A table of implementations that the test makes is the only one."""
+    """Removes all tables of implementations, so that those of the test are the only ones."""
     patch.setattr(implementations, "IMPLEMENTATIONS", {})
 
 
 def needed_fallbacks(patch: Patch) -> None:
-    """torch's kernels run every graph."""
+    """torch's kernels run all graphs."""
     patch.setattr(eager_fallback, "is_needed", lambda _: True)
 
 
 def no_refusals(patch: Patch) -> None:
-    """torch's kernels refuse no operands."""
+    """torch's kernels reject no operands."""
     patch.setattr(kernel_refusals, "refusal_of_node", lambda node: "")
 
 
 def support_of_ops(patch: Patch, op_support: Callable[[str], list[op_table.OpSupport]]) -> None:
-    """The table of ops of a platform."""
+    """Replaces the table of ops of a platform."""
     patch.setattr(op_table, "op_support", op_support)
 
 
 def valid_packing(patch: Patch, is_valid: Callable[[], bool]) -> None:
-    """oneDNN reads packed weights in the orders that dynaxla knows."""
+    """Replaces the check that oneDNN reads packed weights in the orders that dynaxla knows."""
     patch.setattr(weight_orders, "are_orders_valid", is_valid)
 
 
 def packings(patch: Patch, found: list[weight_orders.Packing]) -> None:
-    """The orders in which weights of matrix products can be packed."""
+    """Replaces the orders in which weights of matrix products can be packed."""
     patch.setattr(weight_orders, "_of_matrices", lambda dtype: found)
 
 
-# Thresholds and times, which are too large for tests
+# Thresholds and times that are too large for tests
 
 
 def late_writes_of(patch: Patch, smallest_bytes: int) -> None:
-    """Writes of so many bytes are taken out of programs."""
+    """Sets the size from which writes become late writes."""
     patch.setattr(late_writes, "MIN_BYTES_PER_WRITE", smallest_bytes)
 
 
 def late_writes_without_checks(patch: Patch) -> None:
-    """Calls wait for no check before they write, as on a GPU."""
+    """Calls do not wait for checks before they write, as on a GPU."""
     patch.setattr(late_writes, "has_late_checks", lambda _: True)
 
 
 def repeated_blocks_of(patch: Patch, smallest_bytes: int) -> None:
-    """Equal blocks whose products read so many bytes are one program."""
+    """Sets the number of bytes, read by matrix products, from which equal blocks become one program."""
     patch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", smallest_bytes)
 
 
 def most_guarded_values(patch: Patch, count: int) -> None:
-    """Guards on Python state refuse to look at more values."""
+    """Sets the maximum number of values that guards on Python state compare."""
     patch.setattr(snapshot, "_MAX_VALUES", count)
 
 
 def all_operands_are_large(patch: Patch, asked: list[int] | None = None) -> None:
-    """Operands are too large for a trial of torch's kernels. asked: receives the number of elements of each smaller trial; 0 if all."""
+    """Treats all operands as too large for a trial of torch's kernels.
+
+    Args:
+        patch: pytest's monkeypatch.
+        asked: gets the maximum number of elements of each smaller trial; 0 if there is no maximum.
+    """
     patch.setattr(eager_strides, "_MAX_ELEMENTS", 0)
     patch.setattr(eager_strides, "_trial_results", {})
     if asked is not None:
@@ -353,7 +370,7 @@ def blocks_of_pallas_attention(patch: Patch, rows: int, columns: int) -> None:
 
 
 def bytes_of_weight_gradient_blocks(patch: Patch, count: int) -> None:
-    """By thread."""
+    """Sets the size of a block for each thread."""
     patch.setattr(weight_gradients, "_BLOCK_BYTES_PER_THREAD", count)
 
 
@@ -366,27 +383,27 @@ def length_of_split_k_blocks(patch: Patch, length: int) -> None:
 
 
 def requests_before_compilation(patch: Patch, count: int) -> None:
-    """A background compilation begins after so many calls."""
+    """Sets the number of calls after which a background compilation starts."""
     patch.setattr(program_cache, "_MIN_REQUESTS", count)
 
 
 def programs_are_faster(patch: Patch) -> None:
-    """XLA's programs seem faster than torch's kernels."""
+    """Simulates measurements in which XLA's programs are faster than torch's kernels."""
     patch.setattr(EagerTimings, "prefers_kernels", lambda self, valid_fraction: False)
 
 
 def programs_are_slower(patch: Patch) -> None:
-    """XLA's programs seem to take hours."""
+    """Simulates measurements in which XLA's programs take hours."""
     add_program = EagerTimings.add_program
     patch.setattr(EagerTimings, "add_program", lambda self, seconds: add_program(self, seconds + 1e6))
 
 
 def background_rests(patch: Patch) -> list[tuple[float, str]]:
-    """Returns a list for the seconds and the thread of each pause of background compilations, which do not wait and pause at once."""
-    found: list[tuple[float, str]] = []
-    patch.setattr(background.time, "sleep", lambda seconds: found.append((seconds, threading.current_thread().name)))
+    """Returns a list that gets the seconds and the thread of each pause of background compilations. No time passes in a pause."""
+    pauses: list[tuple[float, str]] = []
+    patch.setattr(background.time, "sleep", lambda seconds: pauses.append((seconds, threading.current_thread().name)))
     patch.setattr(background, "_RUN_SECONDS", 0.0)
-    return found
+    return pauses
 
 
 def clock_of_contests(patch: Patch, now: Callable[[torch.device], float]) -> None:
@@ -394,7 +411,7 @@ def clock_of_contests(patch: Patch, now: Callable[[torch.device], float]) -> Non
 
 
 def choice_of_engine(patch: Patch, decide: Callable[[Mapping[str, float]], str]) -> None:
-    """The engine that a contest chooses by the seconds of each."""
+    """Replaces the decision of a contest, made from the seconds of each engine."""
     patch.setattr(SingleProcessBallot, "decide", lambda self, sizes, seconds: decide(seconds))
 
 
@@ -406,40 +423,40 @@ def no_pause_between_votes(patch: Patch) -> None:
 
 
 def failed_checks(patch: Patch, fails: bool) -> None:
-    """True if the device knows a failed check that Python does not know yet."""
+    """Sets the device's answer: True if a check has failed that Python does not know yet."""
     patch.setattr(late_checks, "any_failed", lambda _: torch.tensor(float(fails)))
 
 
 def late_report(patch: Patch, device: torch.device, report: Any) -> None:
-    """The checks of a device whose results are awaited."""
+    """Replaces the checks of a device whose results are pending."""
     patch.setitem(late_checks._reports, device, report)
 
 
 def wrong_decoder_of_floats(patch: Patch) -> None:
-    """A stored graph has zero in place of each float."""
+    """Decodes each float of a stored graph as zero."""
     patch.setitem(graph_json._DECODERS, "float", lambda text: 0.0)
 
 
 def file_of_callbacks(patch: Patch, file: str) -> None:
-    """The file whose frames are left out of the tracebacks of callbacks."""
+    """Replaces the file whose frames are removed from the tracebacks of callbacks."""
     patch.setattr(callbacks, "_DYNAXLA_FOLDER", file)
 
 
 # Counts and records of calls
 
 
-def _note_calls(patch: Patch, owner: Any, name: str, note: Callable[..., None]) -> None:
+def _record_calls(patch: Patch, owner: Any, name: str, record: Callable[..., None]) -> None:
     real = getattr(owner, name)
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note(*args)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        record(*args)
         return real(*args, **kwargs)
 
-    patch.setattr(owner, name, noted)
+    patch.setattr(owner, name, recorded)
 
 
 def object_walks(patch: Patch) -> list[list[Any]]:
-    """Returns a list for the roots of each walk through Python objects: of recorded steps, and of functions under JAX."""
+    """Returns a list that gets the roots of each walk through Python objects, for recorded steps and for functions under JAX."""
     found: list[list[Any]] = []
 
     def walk(roots: Any, *rest: Any) -> Any:
@@ -454,19 +471,19 @@ def object_walks(patch: Patch) -> list[list[Any]]:
 def torch_kernel_calls(patch: Patch) -> list[Any]:
     """Returns a list with an entry for each traced call of torch's kernels from a program."""
     found: list[Any] = []
-    _note_calls(patch, torch_kernels, "call", lambda *_: found.append(1))
+    _record_calls(patch, torch_kernels, "call", lambda *_: found.append(1))
     return found
 
 
 def checks(patch: Patch) -> list[str]:
-    """Returns a list for the message of each check in a program. No check is compiled."""
+    """Returns a list that gets the message of each check in a program. No check is compiled."""
     found: list[str] = []
     patch.setattr(Context, "require", lambda self, condition, error, message: found.append(message))
     return found
 
 
 def small_products(patch: Patch) -> list[str]:
-    """Returns a list for the names of the loops that compute products of few rows. They compute nothing."""
+    """Returns a list that gets the names of the loops for products of few rows. These loops do not compute."""
     found: list[str] = []
     for module, name in ((gemv, "_by_lanes"), (gemv, "_by_slices"), (split_k_gemv, "product")):
         patch.setattr(module, name, lambda x, y, name=name: found.append(name))
@@ -477,12 +494,12 @@ def sums_of_slices(patch: Patch) -> list[bool]:
     """Returns a list with an entry for each chain of sums: True if it is computed as one sum of gradients of slices."""
     found: list[bool] = []
 
-    def noted(ctx: Context) -> Any:
+    def record(ctx: Context) -> Any:
         result = sum_of_slices(ctx)
         found.append(result is not None)
         return result
 
-    patch.setattr(elementwise, "sum_of_slices", noted)
+    patch.setattr(elementwise, "sum_of_slices", record)
     return found
 
 
@@ -491,27 +508,27 @@ def quantized_products(patch: Patch) -> list[bool]:
     found: list[bool] = []
     real = matmul.product_of_quantized
 
-    def noted(*args: Any) -> Any:
+    def record(*args: Any) -> Any:
         result = real(*args)
         found.append(result is not None)
         return result
 
-    patch.setattr(matmul, "product_of_quantized", noted)
+    patch.setattr(matmul, "product_of_quantized", record)
     return found
 
 
 def products_with_updated_operands(patch: Patch) -> list[torch.Tensor]:
-    """Returns a list for the first operand of each product with an old tensor, and of each product with new slices."""
+    """Returns a list that gets the first operand of each product with an old tensor, and of each product with new slices."""
     found: list[torch.Tensor] = []
     for name in ("product", "strided_product"):
-        _note_calls(patch, products_of_updates, name, lambda *args: found.append(args[0]))
+        _record_calls(patch, products_of_updates, name, lambda *args: found.append(args[0]))
     return found
 
 
 def callers_of_programs(patch: Patch) -> list[set[str]]:
-    """Returns a list for the names of the functions that call each program."""
+    """Returns a list that gets the set of names of all callers, for each call of a program."""
     found: list[set[str]] = []
-    _note_calls(patch, CompiledGraph, "__call__", lambda *_: found.append({frame.name for frame in traceback.extract_stack()}))
+    _record_calls(patch, CompiledGraph, "__call__", lambda *_: found.append({frame.name for frame in traceback.extract_stack()}))
     return found
 
 
@@ -520,25 +537,25 @@ def fast_calls(patch: Patch) -> list[bool]:
     found: list[bool] = []
     real = EagerExecutable.fast_path
 
-    def noted(self: EagerExecutable, args: list[Any]) -> Any:
+    def record(self: EagerExecutable, args: list[Any]) -> Any:
         outputs = real(self, args)
         found.append(outputs is not None)
         assert outputs is None or args == []
         return outputs
 
-    patch.setattr(EagerExecutable, "fast_path", noted)
+    patch.setattr(EagerExecutable, "fast_path", record)
     return found
 
 
 def background_tasks(patch: Patch) -> list[Any]:
-    """Returns a list for each task of the background thread."""
+    """Returns a list that gets each task of the background thread."""
     found: list[Any] = []
-    _note_calls(patch, background, "enqueue", lambda task: found.append(task))
+    _record_calls(patch, background, "enqueue", lambda task: found.append(task))
     return found
 
 
 def returned_memory(patch: Patch, note: Callable[[], Any]) -> list[Any]:
-    """Returns a list for `note()` at each return of freed memory to the system, which does not happen."""
+    """Returns a list that gets `note()` instead of each return of freed memory to the system."""
     found: list[Any] = []
     patch.setattr(heap, "return_freed_memory", lambda: found.append(note()))
     return found
@@ -552,7 +569,7 @@ def kept_memory(patch: Patch) -> list[bool]:
 
 
 def late_writes_found(patch: Patch) -> list[late_writes.LateWrites]:
-    """Returns a list for the writes that are taken out of each program."""
+    """Returns a list that gets the late writes of each program."""
     found: list[late_writes.LateWrites] = []
 
     def take(graph: Any) -> late_writes.LateWrites | None:
@@ -565,19 +582,19 @@ def late_writes_found(patch: Patch) -> list[late_writes.LateWrites]:
 
 
 def reported_checks(patch: Patch) -> list[bool]:
-    """Returns a list with an entry for each call's checks: True if all hold. A failed check raises nothing."""
+    """Returns a list that gets True for each call whose checks all hold, and False otherwise. A failed check does not raise."""
     found: list[bool] = []
     patch.setattr(NativeBinding, "report", lambda _, code, checks, name: found.append(int(code) == len(checks)))
     return found
 
 
 def inplace_updates(patch: Patch) -> list[str]:
-    """Returns a list for the names of the ops that torch runs in place after programs."""
+    """Returns a list that gets the names of the ops that torch runs in place after programs."""
     found: list[str] = []
-    _note_calls(patch, InplaceUpdate, "run", lambda update, *_: found.append(update.op.__name__))
+    _record_calls(patch, InplaceUpdate, "run", lambda update, *_: found.append(update.op.__name__))
     return found
 
 
 def no_sizes_of_passes(patch: Patch) -> None:
-    """Counting the nodes of a graph fails."""
+    """Makes it an error to count the nodes of a graph."""
     patch.setattr(pipeline, "sizes", None)

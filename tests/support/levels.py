@@ -13,31 +13,32 @@ SEED = 0
 
 
 def chosen(items: Sequence[pytest.Item], level: str) -> list[pytest.Item]:
-    """The tests of one of LEVELS, in their order.
+    """Returns the tests of one of LEVELS, in their order.
 
-    The markers `quick` and `thorough` name the level of a test; `sample` says how many of its parameters run at a level, drawn with SEED.
+    The markers `quick` and `thorough` set the level of a test. `sample` sets the number of its parameters that run at a level. These are
+    drawn with SEED.
     """
     if level == "quick":
-        kept = [item for item in items if item.get_closest_marker("quick")]
+        selected = [item for item in items if item.get_closest_marker("quick")]
     else:
-        # A test that is quick alone changes its process for good.
-        kept = [item for item in items if not ((quick := item.get_closest_marker("quick")) and quick.kwargs.get("only"))]
+        # Tests with quick(only=True) change their process permanently.
+        selected = [item for item in items if not ((quick := item.get_closest_marker("quick")) and quick.kwargs.get("only"))]
         if level == "everything":
-            return kept
-        kept = [item for item in kept if not item.get_closest_marker("thorough")]
+            return selected
+        selected = [item for item in selected if not item.get_closest_marker("thorough")]
     sampled: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    for item in kept:
+    for item in selected:
         if _count(item, level) is not None:
             sampled[item.nodeid.partition("[")[0]].append(item)
     left_out: set[int] = set()
     for group in sampled.values():
         order = random.Random(SEED).sample(range(len(group)), len(group))
         drawn = order[: _count(group[0], level)]
-        left_out |= {id(item) for place, item in enumerate(group) if place not in drawn}
-    return [item for item in kept if id(item) not in left_out]
+        left_out |= {id(item) for index, item in enumerate(group) if index not in drawn}
+    return [item for item in selected if id(item) not in left_out]
 
 
 def _count(item: pytest.Item, level: str) -> int | None:
-    """How many of a test's parameters run; None for all."""
+    """Returns the number of a test's parameters that run; None for all."""
     marker = item.get_closest_marker("sample")
     return None if marker is None else marker.kwargs.get(level)

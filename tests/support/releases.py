@@ -13,21 +13,34 @@ IS_OLDEST = torch.__version__ < (2, 12)
 
 
 def fails_in_oldest(reason: str) -> pytest.MarkDecorator:
-    """For a test that torch 2.11 itself fails. reason: what is wrong with it."""
+    """Marks a test that fails in torch 2.11 itself.
+
+    Args:
+        reason: the defect of torch 2.11.
+    """
     return pytest.mark.xfail(IS_OLDEST, reason=f"torch 2.11: {reason}", strict=True)
 
 
 def not_in_oldest(reason: str) -> pytest.MarkDecorator:
-    """For a test of what torch 2.11 does not have. reason: what that is."""
+    """Marks a test of a feature that torch 2.11 lacks.
+
+    Args:
+        reason: the missing feature.
+    """
     return pytest.mark.skipif(IS_OLDEST, reason=f"torch 2.11 has no {reason}")
 
 
 def cases(names: Iterable[str], fails: Mapping[str, str]) -> list[Any]:
-    """Parameters of a test, some of which torch 2.11 itself fails. fails: what is wrong with it, by name."""
+    """Returns parameters of a test, some of which fail in torch 2.11 itself.
+
+    Args:
+        names: the parameters.
+        fails: the defects of torch 2.11, by parameter.
+    """
     return [pytest.param(name, marks=[fails_in_oldest(fails[name])] if name in fails else []) for name in names]
 
 
-# Names in torch.ops that torch 2.11 lacks, and 2.12 and later ones have.
+# Ops that torch 2.11 lacks, and torch 2.12 and later have.
 NEWER = (
     "aten._upsample_lanczos2d_aa.default",
     "aten._upsample_lanczos2d_aa_backward.default",
@@ -36,15 +49,16 @@ NEWER = (
 
 
 def ops_here(*names: str) -> list[Any]:
-    """Those of these newer ops that the installed torch has.
+    """Returns the ops that the installed torch has.
 
-    names: of NEWER.
+    Args:
+        names: names in NEWER.
     """
     return [operator.attrgetter(name)(torch.ops) for name in names if is_here(name)]
 
 
 def is_here(name: str) -> bool:
-    """Whether the installed torch has one of NEWER."""
+    """True if the installed torch has this op of NEWER."""
     if name not in NEWER:
         raise KeyError(f"{name} is in every torch that is tested, or is not listed")
     try:

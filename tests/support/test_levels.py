@@ -10,7 +10,7 @@ from support import levels
 
 
 class Item:
-    """A test with markers, as levels look at it."""
+    """The part of a pytest item that levels.py reads."""
 
     def __init__(self, nodeid: str, **markers: dict[str, int]) -> None:
         self.nodeid, self._markers = nodeid, markers
@@ -23,14 +23,14 @@ def names(items: list[Any], level: str) -> list[str]:
     return [item.nodeid for item in levels.chosen(items, level)]
 
 
-def test_levels() -> None:
+def test_markers_select_levels() -> None:
     items = [Item("a"), Item("b", quick={}), Item("c", thorough={}), Item("d", thorough={}, quick={}), Item("e", quick={"only": 1})]
     assert names(items, "quick") == ["b", "d", "e"]
     assert names(items, "usual") == ["a", "b"]
     assert names(items, "everything") == ["a", "b", "c", "d"]
 
 
-def test_samples_are_drawn_for_each_test_by_itself() -> None:
+def test_samples_are_drawn_for_each_test_separately() -> None:
     items = [Item(f"{test}[{number}]", quick={}, sample={"usual": 4, "quick": 1}) for test in "ab" for number in range(10)]
     for level, count in {"usual": 4, "quick": 1, "everything": 10}.items():
         found = names(items, level)
@@ -38,4 +38,4 @@ def test_samples_are_drawn_for_each_test_by_itself() -> None:
         assert found == names(items, level)
     assert set(names(items, "quick")) <= set(names(items, "usual"))
     few = [Item("a[0]", sample={"quick": 3}), Item("a[1]", sample={"quick": 3})]
-    assert names(few, "usual") == ["a[0]", "a[1]"]  # no count: all of them
+    assert names(few, "usual") == ["a[0]", "a[1]"]  # without a count for this level, all parameters run

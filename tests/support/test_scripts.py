@@ -1,4 +1,4 @@
-"""Scripts that tests run in other processes run as `python -c` runs them."""
+"""Scripts in child processes behave as with `python -c`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.exit(len(sys.argv))
 """
 
 
-def test_what_a_script_finds_and_leaves() -> None:
+def test_forked_script_behaves_as_in_own_interpreter() -> None:
     forked, forked_again, own = (completed(SCRIPT, ["a", "b c"], own=own, DYNAXLA_TEST_SCRIPT="variable") for own in (False, False, True))
     assert (forked.returncode, forked.stderr) == (3, "its last line\n")
     assert "variable None" in forked.stdout
@@ -32,16 +32,16 @@ def test_what_a_script_finds_and_leaves() -> None:
         assert (other.stdout, other.stderr, other.returncode) == (forked.stdout, forked.stderr, forked.returncode)
 
 
-def test_exceptions_and_signals() -> None:
+def test_exceptions_and_signals_set_the_return_code() -> None:
     failed = completed("raise ValueError('its own')")
     assert failed.returncode == 1
     assert failed.stderr.endswith("ValueError: its own\n")
     assert completed("import os; os.kill(os.getpid(), 9)").returncode == -9
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there is it a child of the fork server")
-def test_a_script_that_hangs_is_stopped_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    completed("")  # the server is there
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server is used on Linux only")
+def test_hanging_script_is_stopped_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    completed("")  # starts the server
     monkeypatch.setattr(fork_server, "PATIENCE", 1)
     start = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):

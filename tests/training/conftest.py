@@ -1,4 +1,4 @@
-"""The subject here is which steps are recorded, and what becomes of their results: XLA compiles quickly."""
+"""These tests check which steps are recorded and what they compute, so XLA compiles quickly, with few optimizations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocast outside of a step: right values, and no cast of a recording's is left in autocast's cache."""
+"""Autocast outside of a step: results are correct, and autocast's cache has no casts from a recording."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from torch._subclasses.fake_tensor import FakeTensor
 import dynaxla
 
 
-def trained(make: Callable[[Any], Any], way: str, cache: bool, looks: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Losses, and the model's outputs between the steps. way: where autocast is: outside, inside, or both."""
+def train(make: Callable[[Any], Any], region: str, cache: bool, reads: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns the losses of a training loop, and the model's outputs between the steps.
+
+    Args:
+        make: returns the function that runs a step.
+        region: "outside" for autocast around the calls of the step, "inside" for autocast in the step, or "both".
+        cache: True if autocast caches casts.
+        reads: True if the step reads the loss in Python.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def block(is_here: bool) -> Any:
-        return torch.autocast("cpu", torch.bfloat16, cache_enabled=cache) if is_here else contextlib.nullcontext()
+    def block(enabled: bool) -> Any:
+        return torch.autocast("cpu", torch.bfloat16, cache_enabled=cache) if enabled else contextlib.nullcontext()
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        with block(way != "outside"):
+        with block(region != "outside"):
             loss = model(x).float().square().mean()
         loss.backward()
-        if looks and loss.item() > 100:
+        if reads and loss.item() > 100:
             raise ValueError("it diverges")
         optimizer.step()
         optimizer.zero_grad()
@@ -37,7 +44,7 @@ def trained(make: Callable[[Any], Any], way: str, cache: bool, looks: bool) -> t
     losses, outputs = [], []
     for _ in range(5):
         x = torch.randn(4, 8)
-        with block(way != "inside"):
+        with block(region != "inside"):
             losses.append(run(x))
             with torch.no_grad():
                 outputs.append(model(x).float())
@@ -46,18 +53,18 @@ def trained(make: Callable[[Any], Any], way: str, cache: bool, looks: bool) -> t
 
 
 @pytest.mark.sample(usual=2)
-@pytest.mark.parametrize("looks", [False, True], ids=["recorded", "looks"])
+@pytest.mark.parametrize("reads", [False, True], ids=["recorded", "reads"])
 @pytest.mark.parametrize("cache", [False, True], ids=["no cache", "cache"])
-@pytest.mark.parametrize("way", ["outside", "inside", "both"])
-def test_a_step_and_its_model_between_steps(way: str, cache: bool, looks: bool) -> None:
-    mine = trained(dynaxla.compile_step, way, cache, looks)
-    # Without a cache: with one, eager mode's model between two steps reads the cast of a parameter that the optimizer has written to since.
-    expected = trained(lambda step: step, way, False, looks)
-    for one, other in zip(mine, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize("region", ["outside", "inside", "both"])
+def test_step_and_model_between_steps(region: str, cache: bool, reads: bool) -> None:
+    mine = train(dynaxla.compile_step, region, cache, reads)
+    # Without a cache: with one, eager mode's model between two steps reads an outdated cast of a parameter.
+    expected = train(lambda step: step, region, False, reads)
+    for actual, wanted in zip(mine, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_on_and_off_by_turns() -> None:
+def test_autocast_in_every_second_call() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
 
@@ -73,7 +80,7 @@ def test_on_and_off_by_turns() -> None:
             torch.testing.assert_close(result, model(x).detach())
 
 
-def test_autocasts_cache_is_on_or_off_as_before() -> None:
+def test_autocast_cache_stays_on_or_off() -> None:
     step = dynaxla.compile_step(lambda x: x @ x, fullgraph=True)
     for cache in (False, True):
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):

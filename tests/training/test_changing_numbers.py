@@ -1,4 +1,4 @@
-"""compile_step with Python numbers that change between calls: results and state as in eager mode, by one program where that is possible."""
+"""compile_step with Python numbers that change between calls: results and state as in eager mode, by one program where possible."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refused_above_8(x: torch.Tensor, n: int) -> torch.Tensor:
     return x * 2
 
 
-# Python does nothing with the number but arithmetic and comparisons: programs serve nearly all calls.
+# Python uses the number only in arithmetic and comparisons, so programs serve nearly all calls.
 INPUTS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "product": lambda x, n: x * n,
     "signs of zero": lambda x, n: torch.stack([1 / (x[:2] * 0 + n * 0.0), 1 / (x[:2] * 0 + n * -0.0)]),
@@ -100,7 +100,7 @@ FLOAT_INPUTS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "branch": lambda x, t: x if t > 0.4 else -x,
     "clipped": lambda x, t: x * max(t, 0.5),
 }
-# Python, or code written in C, reads the value: each value is a state of its own.
+# Python, or code written in C, reads the value, so each value is a separate state.
 READ: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "slice of a list": lambda x, n: apply(x, LAYERS[:n]),
     "range": lambda x, n: apply(x, [LAYERS[k % 4] for k in range(n)]),
@@ -134,7 +134,7 @@ FLOAT_READ: dict[str, Callable[[torch.Tensor, Any], Any]] = {
 
 
 def outcome(step: Callable[..., Any], x: torch.Tensor, number: Any) -> Any:
-    """The result of a call, or the type and the text of its exception."""
+    """Returns the result of a call, or the type and the text of its exception."""
     try:
         return step(x, number)
     except Exception as error:
@@ -142,7 +142,7 @@ def outcome(step: Callable[..., Any], x: torch.Tensor, number: Any) -> Any:
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    """Equal types, also of numbers. Tensors are equal to rounding."""
+    """Asserts that types and values are equal; tensors and floats are equal up to rounding."""
     assert type(found) is type(expected)
     if isinstance(expected, torch.Tensor):
         torch.testing.assert_close(found, expected, equal_nan=True)
@@ -171,7 +171,7 @@ def eager_calls(function: Callable[..., Any], numbers: Sequence[Any]) -> int:
 @pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("name", INPUTS)
 def test_integers_as_inputs(name: str) -> None:
-    """The first two calls are observed, the third shows that the number changes; an error is one of eager mode."""
+    """The first two calls are observed, and the third shows that the number changes. Calls that raise run in eager mode."""
     assert eager_calls(INPUTS[name], INTEGERS) <= {"error": 8, "division by zero": 14}.get(name, 5)
 
 
@@ -193,7 +193,7 @@ def test_floats_that_are_read(name: str) -> None:
     eager_calls(FLOAT_READ[name], FLOATS * 2)
 
 
-def test_integers_that_float64_cannot_hold() -> None:
+def test_integers_that_float64_cannot_represent() -> None:
     eager_calls(lambda x, n: torch.tensor(n) - 2**60, [2**60 + k for k in range(6)])
     eager_calls(lambda x, n: torch.tensor(n) + 0, [*range(6), 2**53 + 1, 2**60 + 1])
 
@@ -278,27 +278,27 @@ def fading(state: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("make", "most"),
+    ("make", "max_eager_calls"),
     [(counting, 4), (swapping, 4), (removing, 14), (fading, 5), (dividing, 12), (naming, 12), (marking, 6)],
     ids=["counting", "swapping", "removing", "fading", "dividing", "naming", "marking"],
 )
-def test_numbers_in_objects(make: Callable[[Any], Callable[..., Any]], most: int) -> None:
+def test_numbers_in_objects(make: Callable[[Any], Callable[..., Any]], max_eager_calls: int) -> None:
     states = [Counters(count=0, factor=1.0, other=2.0, last=0.5, items=[0, 0], table={"k": 0}) for _ in range(2)]
     eager, compiled = make(states[0]), dynaxla.compile_step(make(states[1]))
     before = metrics.snapshot().get("eager_steps", 0)
     for n in range(14):
         assert_equal(outcome(compiled, X, n), outcome(eager, X, n))
         assert_equal(vars(states[1]), vars(states[0]))
-    assert metrics.snapshot().get("eager_steps", 0) - before <= most
+    assert metrics.snapshot().get("eager_steps", 0) - before <= max_eager_calls
 
 
 def test_other_threads_see_plain_numbers() -> None:
     """A thread that reports progress, and copies the state, while the step is recorded."""
-    state, seen, stop = Counters(count=0, factor=1.0), [], threading.Event()
+    state, observations, stop = Counters(count=0, factor=1.0), [], threading.Event()
 
     def watch() -> None:
         while not stop.is_set():
-            seen.append(
+            observations.append(
                 (f"{state.count:05d}", state.count + 1, int(state.factor), state.count > 3, copy.deepcopy(vars(state)), hash(state.count))
             )
 
@@ -317,21 +317,21 @@ def test_other_threads_see_plain_numbers() -> None:
         stop.set()
         thread.join()
     assert state == Counters(count=6, factor=0.5**6)
-    assert seen
-    for text, following, _, _, copied, _ in seen:
+    assert observations
+    for text, following, _, _, copied, _ in observations:
         assert text.isdigit()
         assert pickle.loads(pickle.dumps((following, copied)))
 
 
 def test_loops_over_numbers_make_few_programs() -> None:
-    """Each iteration asks for a condition. Each number needs a program of its own then, and the step ends in eager mode."""
+    """Each iteration adds a condition, so each number needs its own program, and the step ends in eager mode."""
     assert eager_calls(count_up, range(400, 440)) >= 20
     before = metrics.snapshot()["compile"]
     assert eager_calls(count_up, range(40)) >= 20
     assert metrics.snapshot()["compile"] - before <= 12
 
 
-def test_a_counter_in_a_closure() -> None:
+def test_counter_in_a_closure() -> None:
     def make() -> Callable[..., Any]:
         count = 0
 
@@ -348,7 +348,7 @@ def test_a_counter_in_a_closure() -> None:
 
 
 class Trainer:
-    """A trainer as people write it: it counts, keeps losses, accumulates gradients, and schedules by hand."""
+    """A typical trainer: it counts, stores losses, accumulates gradients, and changes the learning rate by hand."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -369,7 +369,7 @@ class Trainer:
         return loss
 
 
-def test_a_trainer() -> None:
+def test_trainer() -> None:
     eager, compiled = Trainer(), Trainer()
     step = dynaxla.compile_step(compiled.step)
     before = metrics.snapshot().get("eager_steps", 0)
@@ -396,7 +396,7 @@ SCHEDULERS: dict[str, tuple[int, Callable[[torch.optim.Optimizer], Any]]] = {
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_in_the_step(name: str) -> None:
-    most, make = SCHEDULERS[name]
+    max_eager_calls, make = SCHEDULERS[name]
     trainers = [Trainer(), Trainer()]
     schedulers = [make(trainer.optimizer) for trainer in trainers]
 
@@ -414,7 +414,7 @@ def test_schedulers_in_the_step(name: str) -> None:
         assert_equal(compiled(trainers[1], schedulers[1], X), step(trainers[0], schedulers[0], X))
         assert_equal(schedulers[1].get_last_lr(), schedulers[0].get_last_lr())
         assert schedulers[1].last_epoch == schedulers[0].last_epoch
-    assert metrics.snapshot().get("eager_steps", 0) - before <= most
+    assert metrics.snapshot().get("eager_steps", 0) - before <= max_eager_calls
 
 
 class Counted(torch.optim.Optimizer):
@@ -438,7 +438,7 @@ class Counted(torch.optim.Optimizer):
                 parameter.addcdiv_(state["mean"], (state["square"].sqrt() / other**0.5).add_(1e-8), value=-group["lr"] / correction)
 
 
-def test_an_optimizer_that_counts_in_python() -> None:
+def test_optimizer_that_counts_in_python() -> None:
     models = [nn.Linear(4, 2) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [Counted(model.parameters()) for model in models]
@@ -497,8 +497,8 @@ def test_more_numbers_than_are_traced() -> None:
         state.count += 1
 
 
-def test_prints_at_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    """Calls that print run in eager mode and are not recorded again. All other calls replay a program, after a few."""
+def test_step_that_prints_at_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    """Calls that print run in eager mode, and are not recorded again. After a few calls, all other calls replay a program."""
 
     def step(x: torch.Tensor, n: int) -> torch.Tensor:
         if n % 5 == 0:

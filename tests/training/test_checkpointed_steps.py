@@ -1,4 +1,4 @@
-"""Checkpointed regions in a compiled step: random numbers, state that a region reads, effects."""
+"""Checkpointed regions in a compiled step: random numbers, state that a region reads, side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 
-# Each gives scale * w ** 2, element by element, for random numbers `scale`. The gradient is then known: 2 * result / w.
+# Each region returns scale * w ** 2 with random numbers `scale`, so its gradient is 2 * result / w.
 REGIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda w: F.dropout(w, 0.5).square(),
     "two dropouts": lambda w: F.dropout(w, 0.5) * F.dropout(w, 0.3),
@@ -31,7 +31,7 @@ REGIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize(("name", "reentrant"), [*((name, False) for name in REGIONS), ("dropout", True), ("bernoulli of values", True)])
-def test_the_same_numbers_again(name: str, reentrant: bool) -> None:
+def test_recomputed_region_draws_the_same_numbers(name: str, reentrant: bool) -> None:
     w = torch.nn.Parameter(torch.rand(64) + 0.5)
 
     def step() -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_the_same_numbers_again(name: str, reentrant: bool) -> None:
     torch.testing.assert_close(dynaxla.compile_step(step)(), results[0])
 
 
-def test_exact_numbers() -> None:
+def test_exact_rng_draws_eager_modes_numbers() -> None:
     w = torch.nn.Parameter(torch.rand(64) + 0.5)
 
     def step() -> torch.Tensor:
@@ -61,15 +61,15 @@ def test_exact_numbers() -> None:
         result.sum().backward()
         return torch.cat([result.detach(), w.grad])
 
-    found = []
+    runs = []
     for call in (step, dynaxla.compile_step(step, options={"exact_rng": True})):
         torch.manual_seed(0)
-        found.append([call() for _ in range(3)])
-    torch.testing.assert_close(found[1], found[0])
+        runs.append([call() for _ in range(3)])
+    torch.testing.assert_close(runs[1], runs[0])
 
 
-def test_other_values_with_the_numbers_of_before() -> None:
-    """A draw whose result depends on values, made again with other ones."""
+def test_restored_generator_with_other_values_is_refused() -> None:
+    """The result of bernoulli depends on its argument, which differs in the second call."""
     x = torch.full((8,), 0.5)
 
     def step() -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_other_values_with_the_numbers_of_before() -> None:
         dynaxla.compile_step(step, fullgraph=True)()
 
 
-def test_recording_leaves_the_generator_alone() -> None:
+def test_failed_recording_restores_the_generator() -> None:
     def step() -> torch.Tensor:
         raise KeyError("after a draw", torch.rand(3))
 
@@ -112,7 +112,7 @@ def test_state_that_only_a_region_reads(reentrant: bool) -> None:
         torch.testing.assert_close(w.grad, torch.full((8,), scale))
 
 
-def test_a_region_that_prints() -> None:
+def test_region_that_prints_is_refused() -> None:
     w = torch.nn.Parameter(torch.ones(8))
 
     def region(w: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Ordinary training loops around `torch.compile(model, backend="dynaxla")`, beside the same loops in eager mode."""
+"""Ordinary training loops around `torch.compile(model, backend="dynaxla")`, compared with the same loops in eager mode."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def accumulated(net: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def hooked(net: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
-    # A compiled model gives all its gradients at once: in which order parameters get theirs is not eager mode's.
+    # A compiled model computes all gradients at once, so parameters get them in another order than in eager mode.
     weights: list[float] = []
     biases: list[float] = []
     net.get_parameter("linear.weight").register_hook(lambda gradient: weights.append(gradient.sum().item()) or gradient * 2)
@@ -102,7 +102,7 @@ def autocast(net: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> li
         scaler.step(optimizer)
         scaler.update()
         losses += [loss.item(), scaler.get_scale()]
-    assert losses[-1] == 128.0, "the infinite loss has halved the scale, and its step was left out"
+    assert losses[-1] == 128.0, "the infinite loss has halved the scale, and its step was skipped"
     return losses
 
 
@@ -118,7 +118,7 @@ LOOPS: dict[str, Loop] = {
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", LOOPS)
-def test_as_in_eager(name: str) -> None:
+def test_loops_equal_eager_mode(name: str) -> None:
     theirs = Net()
     mine, other_backends = copy.deepcopy(theirs), copy.deepcopy(theirs)
     expected = LOOPS[name](theirs, theirs)
@@ -127,7 +127,7 @@ def test_as_in_eager(name: str) -> None:
         if losses != pytest.approx(expected, rel=1e-4, abs=1e-5):
             pytest.skip("this TorchDynamo, with the backend aot_eager too, does not see that a parameter requires gradients again")
     losses = LOOPS[name](mine, torch.compile(mine, backend="dynaxla", fullgraph=True))
-    # bfloat16 has eight bits; and where it rounds differs, since a compiled graph rounds fewer values on the way.
+    # bfloat16 has a precision of eight bits, and a compiled graph rounds fewer intermediate values.
     rtol, atol = (0.05, 0.02) if name == "autocast" else (1e-3, 1e-5)
     assert losses == pytest.approx(expected, rel=rtol / 10 if name != "autocast" else rtol, abs=1e-5)
     for (key, parameter), other in zip(mine.named_parameters(), theirs.parameters(), strict=True):

@@ -1,4 +1,7 @@
-"""Training on several processes by torch's own means, compared with one process and the whole batch by cases/processes/parallelisms.py."""
+"""Training on several processes with torch's own parallelism, compared with one process that has the whole batch.
+
+The cases are in tests/cases/processes/parallelisms.py.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,15 @@ def run(rank, *settings):
 layers, world, rendezvous, results, *names = sys.argv[1:]
 start_processes(run, (int(world), rendezvous, results, names), int(world), start_method="fork")
 """
-# One program for a step, recorded and in eager mode, and forward and backward programs. test_fully_sharded.py records steps with FSDP2.
+# Recorded steps, and steps in eager mode with a compiled model. test_fully_sharded.py records steps with FSDP2.
 QUICK = [
     *("tensor_parallel/recorded/adamw", "parametrized_fsdp/recorded/sgd", "data_parallel/recorded/sgd"),
     *("tensor_parallel/model/sgd", "fsdp/model/adamw"),
 ]
 
 
-def found(folder: Path, world: int, names: list[str], layers: int = parallelisms.LAYERS) -> dict[str, list[parallelisms.Found]]:
-    """Returns the results of each process by case, of a network with this number of blocks. XLA compiles quickly: its code is not the
-    subject."""
+def results_by_case(folder: Path, world: int, names: list[str], layers: int = parallelisms.LAYERS) -> dict[str, list[parallelisms.Found]]:
+    """Returns the results of each process by case, for a network with this number of blocks. XLA optimizes little."""
     run_script(
         SCRIPT, [str(layers), str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick_compilation.flags()
     )
@@ -47,24 +49,26 @@ def found(folder: Path, world: int, names: list[str], layers: int = parallelisms
 
 
 def check(results: dict[str, list[parallelisms.Found]]) -> None:
-    for name, of_ranks in results.items():
-        errors = [error for error, _ in of_ranks if error]
+    for name, rank_results in results.items():
+        errors = [error for error, _ in rank_results if error]
         assert not errors, f"{name}\n" + "\n".join(errors)
         if "/recorded/" in name:
-            assert all((counts["steps"], counts["calls"]) == (3, 3) for _, counts in of_ranks), f"{name}: {of_ranks}"
+            assert all((counts["steps"], counts["calls"]) == (3, 3) for _, counts in rank_results), f"{name}: {rank_results}"
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """With one block. `test_every_way` has several, which differ in nothing but their number."""
-    check(found(tmp_path, 2, QUICK, layers=1))
+    """The network has one block. In `test_each_parallelism`, it has several equal blocks."""
+    check(results_by_case(tmp_path, 2, QUICK, layers=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("way", parallelisms.WAYS)
-def test_every_way(way: str, world: int, tmp_path: Path) -> None:
-    if world < parallelisms.WAYS[way][1]:
+@pytest.mark.parametrize("parallelism", parallelisms.WAYS)
+def test_each_parallelism(parallelism: str, world: int, tmp_path: Path) -> None:
+    if world < parallelisms.WAYS[parallelism][1]:
         pytest.skip("a mesh of two dimensions needs four processes")
     # torch 2.11 has another FSDP2, of which no step is recorded.
-    modes = [mode for mode in parallelisms.MODES if not (IS_OLDEST and mode == "recorded" and way in parallelisms.FULLY_SHARDED)]
-    check(found(tmp_path, world, [f"{way}/{mode}/{optimizer}" for mode in modes for optimizer in parallelisms.OPTIMIZERS]))
+    modes = [mode for mode in parallelisms.MODES if not (IS_OLDEST and mode == "recorded" and parallelism in parallelisms.FULLY_SHARDED)]
+    check(
+        results_by_case(tmp_path, world, [f"{parallelism}/{mode}/{optimizer}" for mode in modes for optimizer in parallelisms.OPTIMIZERS])
+    )

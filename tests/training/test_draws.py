@@ -1,4 +1,4 @@
-"""A draw is known by the generator's state before it, and by all that decides what it gives."""
+"""Tests of training/draws.py: a random op is identified by the generator's state before it, and by all arguments that decide its result."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ CPU = torch.device("cpu")
 X = torch.full((3,), 0.5)
 
 
-def test_the_same_state_is_the_same_place() -> None:
-    found, graph = Draws(), Graph()
+def test_equal_state_and_arguments_give_equal_keys() -> None:
+    draws, graph = Draws(), Graph()
     with preserve_rng_state():
         state = torch.get_rng_state()
-        first = found.next_key(aten.rand_like.default, (X,), {}, CPU)
-        second = found.next_key(aten.rand_like.default, (X,), {}, CPU)
+        first = draws.next_key(aten.rand_like.default, (X,), {}, CPU)
+        second = draws.next_key(aten.rand_like.default, (X,), {}, CPU)
         assert first != second
-        found.add(first, graph.placeholder("drawn"), X)
+        draws.add(first, graph.placeholder("drawn"), X)
         torch.set_rng_state(state)
-        again = found.next_key(aten.rand_like.default, (X,), {}, CPU)
-        assert found.first(again) is not None
-        assert found.first(second) is None
+        again = draws.next_key(aten.rand_like.default, (X,), {}, CPU)
+        assert draws.first(again) is not None
+        assert draws.first(second) is None
         for other in (
             (aten.randn_like.default, (X,), {}),
             (aten.rand_like.default, (X[:2],), {}),
             (aten.rand_like.default, (X.double(),), {}),
         ):
             torch.set_rng_state(state)
-            assert found.first(found.next_key(*other, CPU)) is None
+            assert draws.first(draws.next_key(*other, CPU)) is None
         torch.set_rng_state(state)
-        uniform = found.next_key(aten.uniform_.default, (X, 0.0, 1.0), {}, CPU)
+        uniform = draws.next_key(aten.uniform_.default, (X, 0.0, 1.0), {}, CPU)
         torch.set_rng_state(state)
-        assert found.next_key(aten.uniform_.default, (X, 0.0, 2.0), {}, CPU) != uniform
+        assert draws.next_key(aten.uniform_.default, (X, 0.0, 2.0), {}, CPU) != uniform
 
 
-def test_generators_are_as_before() -> None:
+def test_generator_is_restored_after_exception() -> None:
     state = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="invalid shape"), preserve_rng_state():
         torch.rand(3).view(-3)
@@ -48,7 +48,7 @@ def test_generators_are_as_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "args", "wanted"),
+    ("op", "args", "expected"),
     [
         (aten.rand.default, ([3],), True),
         (aten.add.Tensor, (X, X), False),
@@ -58,18 +58,18 @@ def test_generators_are_as_before() -> None:
     ],
     ids=str,
 )
-def test_what_draws(op: Any, args: Any, wanted: bool) -> None:
-    assert is_random_draw(op, args, {}) == wanted
+def test_is_random_draw(op: Any, args: Any, expected: bool) -> None:
+    assert is_random_draw(op, args, {}) == expected
 
 
-def test_what_depends_on_values() -> None:
+def test_depends_on_values() -> None:
     ops = [aten.bernoulli.default, aten.multinomial.default, aten.normal.Tensor_Tensor, aten.poisson.default, aten.bernoulli_.Tensor]
     assert all(map(depends_on_values, ops))
     ops = [aten.rand_like.default, aten.bernoulli.p, aten.bernoulli_.float, aten.normal_.default, aten.randint.low, aten.uniform_.default]
     assert not any(map(depends_on_values, ops))
 
 
-def test_nodes_that_are_computed_alike() -> None:
+def test_have_equal_values() -> None:
     graph = Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
 
@@ -85,7 +85,7 @@ def test_nodes_that_are_computed_alike() -> None:
     assert (have_equal_values([1, x], (1, x), {}), have_equal_values([1], [True], {})) == (True, False)
 
 
-def test_the_generator_is_the_gpus_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "default_generators", ("first", "second"))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

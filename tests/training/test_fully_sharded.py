@@ -1,4 +1,4 @@
-"""FSDP2 in steps, on two processes, compared with eager mode. See cases/processes/fully_sharded.py."""
+"""FSDP2 in compiled steps, on two processes, compared with eager mode. The cases are in tests/cases/processes/fully_sharded.py."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ def run(rank, *settings):
 world, rendezvous, results, *names = sys.argv[1:]
 start_processes(run, (rendezvous, results, names), int(world), start_method="fork")
 """
-QUICK = ["what_a_step_leaves_and_finds_is_watched", "collectives_of_a_step"]
-FALLS_BACK = "a_torch_with_other_insides_gathers_by_itself"
+QUICK = ["step_with_and_without_gradient_sync", "collectives_of_a_step"]
+FALLS_BACK = "unknown_internals_of_torch_run_eagerly"
 
 
-def has_insides() -> bool:
-    """True if a step can gather in place of FSDP2's hooks: torch 2.12 and later. Elsewhere `FALLS_BACK` is what happens."""
+def supports_gathering() -> bool:
+    """True if a step can gather parameters instead of FSDP2's hooks: torch 2.12 and later. Other releases fall back to the hooks."""
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
     return hasattr(FSDPState, "_cast_forward_inputs")
 
 
-needs_insides = pytest.mark.skipif(not has_insides(), reason="this torch's FSDP2 has other insides: steps leave it to torch's hooks")
+needs_gathering = pytest.mark.skipif(not supports_gathering(), reason="this torch's FSDP2 has other internals: steps use torch's hooks")
 
 
 def check(folder: Path, names: list[str]) -> None:
-    """Runs these cases. XLA compiles quickly: its code is not the subject."""
+    """Runs these cases. XLA compiles quickly, with few optimizations."""
     run_script(
         SCRIPT, [str(fully_sharded.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick_compilation.flags()
     )
     for rank in range(fully_sharded.WORLD):
-        found = pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes())
-        errors = [f"{name}, process {rank}\n{error}" for name, error in found.items() if error]
+        results = pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes())
+        errors = [f"{name}, process {rank}\n{error}" for name, error in results.items() if error]
         assert not errors, "\n".join(errors)
 
 
 @pytest.mark.sample(usual=1)
-@needs_insides
-def test_as_in_eager(tmp_path: Path) -> None:
+@needs_gathering
+def test_quick_cases(tmp_path: Path) -> None:
     check(tmp_path, QUICK)
 
 
-def test_a_torch_with_other_insides(tmp_path: Path) -> None:
+def test_fallback_to_torchs_hooks(tmp_path: Path) -> None:
     check(tmp_path, [FALLS_BACK])
 
 
-@needs_insides
+@needs_gathering
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in fully_sharded.CASES if name not in (*QUICK, FALLS_BACK)])
-def test_each_as_in_eager(name: str, tmp_path: Path) -> None:
+def test_other_cases(name: str, tmp_path: Path) -> None:
     check(tmp_path, [name])
 
 
-# Eight processes, of which this is one: collectives of the backend "fake" do nothing. What XLA allocates is known from the program.
+# This process is one of eight: collectives of the backend "fake" do nothing. The executable says how much memory XLA allocates.
 MEMORY = """
 import torch
 import torch.distributed as dist
@@ -134,8 +134,8 @@ assert more - less <= 1.05 * 12 * activations
 """
 
 
-@needs_insides
+@needs_gathering
 @pytest.mark.slow
-def test_whole_parameters_do_not_live_from_the_forward_to_the_backward_pass() -> None:
+def test_whole_parameters_are_freed_between_forward_and_backward_pass() -> None:
     """`pytest -m slow tests/training/test_fully_sharded.py -k whole_parameters -s` prints the figures."""
     print(run_script(MEMORY, []))

@@ -1,4 +1,4 @@
-"""What stands for an optimizer's fused step in a recording writes what torch's own writes, whether the learning rate is a number or not."""
+"""Tests of training/fused_steps.py: the fused optimizer step of a recording writes the same as torch's op."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def lists(count: int) -> list[list[torch.Tensor]]:
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
 @pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05, dtype=torch.float64)], ids=["number", "tensor"])
-def test_a_step_writes_what_torchs_writes(lr: float | torch.Tensor, scaled: bool) -> None:
-    """The unscaled gradients, too."""
+def test_fused_step_equals_torchs_op(lr: float | torch.Tensor, scaled: bool) -> None:
+    """With a gradient scale, the ops also write the unscaled gradients."""
     scaling = {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(0.0)} if scaled else {}
     steps = [torch.tensor(3.0), torch.tensor(3.0)]
-    for op, given, settings in (
+    for op, args, settings in (
         (aten._fused_adam_.default, [*lists(4), [], steps], ADAM),
         (aten._fused_adamw_.default, [*lists(4), [], steps], ADAM),
         (aten._fused_sgd_.default, lists(3), SGD),
     ):
-        mine, theirs = copy.deepcopy(given), copy.deepcopy(given)
+        mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
         step = fused_step(op)
         assert step is not None
         step(*mine, lr=lr, **settings, **scaling)
         op(*theirs, lr=0.05, **settings, **scaling)
         assert_equal(mine, theirs)
-        assert not torch.equal(mine[0][0], given[0][0])
-        assert torch.equal(mine[1][0], given[1][0]) != scaled
+        assert not torch.equal(mine[0][0], args[0][0])
+        assert torch.equal(mine[1][0], args[1][0]) != scaled
 
 
-def test_other_ops_are_no_fused_steps() -> None:
+def test_other_ops_have_no_fused_step() -> None:
     assert fused_step(aten.add_.Tensor) is None
     assert fused_step(aten._fused_adagrad_.default) is None

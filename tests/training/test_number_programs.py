@@ -10,10 +10,10 @@ from dynaxla.observe import metrics
 
 
 @pytest.mark.sample(usual=4)
-@pytest.mark.parametrize("first", range(0, 60, 5))
-def test_programs(first: int) -> None:
+@pytest.mark.parametrize("first_seed", range(0, 60, 5))
+def test_random_steps(first_seed: int) -> None:
     before = metrics.snapshot().get("steps", 0)
-    for seed in range(first, first + 5):
+    for seed in range(first_seed, first_seed + 5):
         assert not difference(seed)
     assert metrics.snapshot().get("steps", 0) - before >= 10, "no call was replayed"
 

@@ -1,4 +1,4 @@
-"""Random steps with several sets of objects in turns: as in eager mode, and each planted fault is found.
+"""Random steps that get several sets of objects in turns: results equal eager mode's, and each planted fault is found.
 
 `python -m cases.object_turns --count 5000` runs more of them.
 """
@@ -16,10 +16,10 @@ SEEDS = range(40)
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_programs(seed: int) -> None:
+def test_random_steps(seed: int) -> None:
     before = dynaxla.metrics.snapshot().get("steps", 0)
     assert not differences(seed)
-    if seed % 2 == 0:  # with fullgraph; without it few calls are like one that eager mode has shown
+    if seed % 2 == 0:  # with fullgraph; without it, few calls equal a call that was observed in eager mode
         assert dynaxla.metrics.snapshot().get("steps", 0) > before, "no call was replayed"
 
 

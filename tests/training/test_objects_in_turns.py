@@ -1,4 +1,4 @@
-"""One step for several models and optimizers: what a call creates is created in that call's own objects, as in eager mode."""
+"""One step for several models and optimizers: each call creates state in its own objects, as in eager mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLDS, TURNS, LATE = (0, 0, 0, 1, 1, 1, 2, 2, 2), (0, 1, 0, 1, 0, 1), (0, 0, 0, 
 
 
 class Fold:
-    """A model, its optimizer and what a step keeps beside them."""
+    """A model, its optimizer, and the averages and metrics that a step stores."""
 
     def __init__(self, seed: int, optimizer: Optimizer) -> None:
         torch.manual_seed(seed)
@@ -32,8 +32,8 @@ class Fold:
         self.average: dict[nn.Parameter, torch.Tensor] = {}
         self.metrics: dict[str, torch.Tensor] = {}
 
-    def kept(self) -> list[Any]:
-        """All tensors that steps have left, in order; with the number of entries of each container."""
+    def tensors_and_counts(self) -> list[Any]:
+        """Returns all tensors that steps have left, and the number of entries of each container."""
         parameters = list(self.model.parameters())
         state = [value for parameter in parameters for value in self.optimizer.state[parameter].values()]
         counts = [len(self.optimizer.state), len(self.average), len(self.metrics)]
@@ -59,15 +59,15 @@ def check(step: Step, order: Sequence[int], optimizer: Optimizer) -> None:
     expected, folds = losses_and_folds(step, order, optimizer)
     assert mine == pytest.approx(expected, rel=1e-4)
     for my_fold, fold in zip(my_folds, folds, strict=True):
-        torch.testing.assert_close(my_fold.kept(), fold.kept(), rtol=1e-3, atol=1e-5, allow_subclasses=False)
-    memory = [tensor.data_ptr() for fold in my_folds for tensor in fold.kept() if isinstance(tensor, torch.Tensor)]
+        torch.testing.assert_close(my_fold.tensors_and_counts(), fold.tensors_and_counts(), rtol=1e-3, atol=1e-5, allow_subclasses=False)
+    memory = [tensor.data_ptr() for fold in my_folds for tensor in fold.tensors_and_counts() if isinstance(tensor, torch.Tensor)]
     assert len(memory) == len(set(memory)), "two models share a tensor that a step has created"
 
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("order", [FOLDS, TURNS, LATE], ids=["folds", "turns", "late"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_state(name: str, order: Sequence[int]) -> None:
+def test_optimizer_state(name: str, order: Sequence[int]) -> None:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, average: Any, metrics: Any, x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
@@ -96,7 +96,7 @@ def test_averages_by_parameter_and_metrics_by_name() -> None:
     check(step, FOLDS, OPTIMIZERS["sgd with momentum"])
 
 
-def test_gradients_that_are_kept() -> None:
+def test_gradients_that_stay() -> None:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, average: Any, metrics: Any, x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
@@ -106,7 +106,7 @@ def test_gradients_that_are_kept() -> None:
     check(step, FOLDS, OPTIMIZERS["adamw"])
 
 
-def test_a_function_that_a_step_makes_of_its_objects_is_not_replayed() -> None:
+def test_step_that_stores_a_closure_is_not_replayed() -> None:
     def step(model: nn.Module, predictors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
         predictors["of this call"] = lambda x: model(x)
         return model(x).detach()
@@ -118,22 +118,22 @@ def test_a_function_that_a_step_makes_of_its_objects_is_not_replayed() -> None:
         torch.testing.assert_close(predictors["of this call"](x), models[number](x))
 
 
-def test_a_key_that_no_path_leads_to_is_not_replayed() -> None:
-    def step(found: dict[Any, Any], x: torch.Tensor) -> torch.Tensor:
+def test_step_that_stores_a_new_key_is_not_replayed() -> None:
+    def step(table: dict[Any, Any], x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        found[y] = y + 1
+        table[y] = y + 1
         return y
 
-    compiled, found = dynaxla.compile_step(step), dict[Any, Any]()
+    compiled, table = dynaxla.compile_step(step), dict[Any, Any]()
     for turn in range(1, 5):
-        y = compiled(found, torch.full((2,), float(turn)))
-        assert len(found) == turn
-        assert [value.tolist() for value in found.values()] == [[2.0 * each + 1] * 2 for each in range(1, turn + 1)]
+        y = compiled(table, torch.full((2,), float(turn)))
+        assert len(table) == turn
+        assert [value.tolist() for value in table.values()] == [[2.0 * number + 1] * 2 for number in range(1, turn + 1)]
         assert y.tolist() == [2.0 * turn] * 2
 
 
-def test_an_argument_that_moves_to_another_place() -> None:
-    """Its path is one among the arguments, not in the surroundings (a KeyError)."""
+def test_argument_that_moves_in_a_list() -> None:
+    """The argument's path was looked up in the surroundings instead of the arguments: a KeyError."""
 
     def step(items: list[Any], x: torch.Tensor) -> torch.Tensor:
         items[1], items[0] = items[0], x * 2

@@ -1,4 +1,4 @@
-"""Runs of a graph that writes to its inputs: torch does updates that nothing reads, and two graphs may share a program."""
+"""Tests of training/recorded_graph.py: graphs that write to their inputs, torch's updates in place, and graphs that share a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ aten = torch.ops.aten
 
 
 def graph_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) -> RecordedGraph:
-    """A graph by hand. build: gets the graph and its inputs, and gives the outputs."""
+    """Returns a recorded graph.
+
+    Args:
+        build: takes the graph and its inputs, and returns the outputs.
+        values: the inputs' values.
+    """
     graph = Graph()
     placeholders = [graph.placeholder(f"x{index}") for index in range(len(values))]
     with FakeTensorMode() as mode:
@@ -41,19 +46,19 @@ def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
     return [product, product]
 
 
-def test_a_graph_that_writes() -> None:
+def test_graph_that_writes_to_an_input() -> None:
     x, unread = torch.ones(3), torch.ones(4)
     graph = graph_of(doubled, x, unread, 2.0)
     assert graph.used_positions == [0, 2]
     graph.compile(Options(), [x, unread, 2.0])
     for number in (2.0, 5.0):
         before = x.clone()
-        one, two = graph.run([x, None, number])
-        assert one.tolist() == two.tolist() == (before * number).tolist()
+        first, second = graph.run([x, None, number])
+        assert first.tolist() == second.tolist() == (before * number).tolist()
         assert torch.equal(x, before + 1)
 
 
-def test_graphs_of_one_program() -> None:
+def test_graphs_that_share_a_program() -> None:
     x = torch.ones(3)
     graphs = [graph_of(lambda graph, x, y: [graph.call_function(aten.mul.Tensor, (x, y))], x, x.clone()) for _ in range(3)]
     first, same, aliased = graphs
@@ -64,7 +69,7 @@ def test_graphs_of_one_program() -> None:
     assert same.reuse_executable(first)
     assert same.run([x, x * 3])[0].tolist() == [3, 3, 3]
     aliased.store_input_layouts([x, x])
-    assert not aliased.reuse_executable(first), "two inputs in one memory are another program"
+    assert not aliased.reuse_executable(first), "inputs that share memory need another program"
     other = graph_of(lambda graph, x, y: [graph.call_function(aten.add.Tensor, (x, y))], x, x.clone())
     other.store_input_layouts([x, x.clone()])
     assert not other.reuse_executable(first)
@@ -82,12 +87,12 @@ def test_constants_are_compared() -> None:
         constant.meta["val"] = product.meta["val"] = x.meta["val"]
         return RecordedGraph(graph, [x], [product], {"constant": torch.full((2,), value)})
 
-    one, same, other = with_constant(1.0), with_constant(1.0), with_constant(2.0)
-    for graph in (one, same, other):
+    first, same, other = with_constant(1.0), with_constant(1.0), with_constant(2.0)
+    for graph in (first, same, other):
         graph.store_input_layouts([torch.ones(2)])
-    one.compile(Options(), [torch.ones(2)])
-    assert same.reuse_executable(one)
-    assert not other.reuse_executable(one)
+    first.compile(Options(), [torch.ones(2)])
+    assert same.reuse_executable(first)
+    assert not other.reuse_executable(first)
 
 
 def written_in_place(graph: Graph, x: Node, gradient: Node, count: Node) -> list[Node]:
@@ -97,7 +102,7 @@ def written_in_place(graph: Graph, x: Node, gradient: Node, count: Node) -> list
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_is_done_in_place_after_a_failure_that_the_device_knows(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_inplace_update_after_a_failure_on_the_device(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, gradient, count = torch.ones(3), torch.tensor([float("nan"), 1.0, 2.0]), torch.tensor(5)
     graph = graph_of(written_in_place, x, gradient, count)
     internals.failed_checks(monkeypatch, fails)
@@ -107,7 +112,7 @@ def test_nothing_is_done_in_place_after_a_failure_that_the_device_knows(fails: b
     assert count.item() == (5 if fails else 6)
 
 
-def test_a_flag_says_whether_any_code_tells_of_a_failure() -> None:
-    right, wrong = torch.tensor(2, dtype=torch.int32), torch.tensor(0, dtype=torch.int32)
+def test_any_failed_checks_all_codes() -> None:
+    passed, failed = torch.tensor(2, dtype=torch.int32), torch.tensor(0, dtype=torch.int32)
     assert late_checks.any_failed([]) is None
-    assert [late_checks.any_failed([(right, 2), (code, 2)]).item() for code in (right, wrong)] == [0.0, 1.0]
+    assert [late_checks.any_failed([(passed, 2), (code, 2)]).item() for code in (passed, failed)] == [0.0, 1.0]

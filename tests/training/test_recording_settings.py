@@ -1,4 +1,4 @@
-"""What a recording sees and other threads do not."""
+"""Tests of training/recording_settings.py: settings that only the recording thread sees."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from dynaxla.training.recording_settings import compiling, replaced_param_groups
 OTHER = [{"params": [], "lr": 7.0}]
 
 
-def elsewhere(look: Callable[[], Any]) -> Any:
-    """What another thread sees."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(look()))
+def in_other_thread(query: Callable[[], Any]) -> Any:
+    """Returns the result of a function in another thread."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(query()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def optimizer(lr: float = 0.5) -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
 
 
-def test_groups_of_this_thread() -> None:
-    one, two = optimizer(), optimizer(0.25)
-    groups = one.param_groups
+def test_replaced_groups_of_this_thread() -> None:
+    first, second = optimizer(), optimizer(0.25)
+    groups = first.param_groups
 
     def rates() -> list[float]:
-        return [one.param_groups[0]["lr"], two.param_groups[0]["lr"]]
+        return [first.param_groups[0]["lr"], second.param_groups[0]["lr"]]
 
-    with replaced_param_groups([(one, OTHER)]):
-        assert isinstance(one, torch.optim.SGD)
-        assert (type(one).__name__, type(one).__module__) == ("SGD", torch.optim.SGD.__module__)
-        assert (rates(), elsewhere(rates)) == ([7.0, 0.25], [0.5, 0.25])
-        with replaced_param_groups([(two, OTHER)]):
+    with replaced_param_groups([(first, OTHER)]):
+        assert isinstance(first, torch.optim.SGD)
+        assert (type(first).__name__, type(first).__module__) == ("SGD", torch.optim.SGD.__module__)
+        assert (rates(), in_other_thread(rates)) == ([7.0, 0.25], [0.5, 0.25])
+        with replaced_param_groups([(second, OTHER)]):
             assert rates() == [7.0, 7.0]
-        one.param_groups[0]["lr"] = 8.0
-        elsewhere(lambda: one.param_groups[0].update(lr=0.75))
+        first.param_groups[0]["lr"] = 8.0
+        in_other_thread(lambda: first.param_groups[0].update(lr=0.75))
     assert OTHER[0].pop("lr") == 8.0
     OTHER[0]["lr"] = 7.0
-    assert type(one) is type(two) is torch.optim.SGD
-    assert one.param_groups is groups
+    assert type(first) is type(second) is torch.optim.SGD
+    assert first.param_groups is groups
     assert rates() == [0.75, 0.25]
 
 
-def test_groups_in_two_threads_at_once() -> None:
-    """The optimizer's class is its own again when the last of them is done, whichever that is."""
-    one = optimizer()
+def test_replaced_groups_in_two_threads_at_once() -> None:
+    """The last thread that leaves restores the optimizer's class, whichever thread that is."""
+    first = optimizer()
     entered, leave = threading.Event(), threading.Event()
 
-    def records() -> None:
-        with replaced_param_groups([(one, [{"params": [], "lr": 9.0}])]):
+    def record() -> None:
+        with replaced_param_groups([(first, [{"params": [], "lr": 9.0}])]):
             entered.set()
             leave.wait()
 
-    thread = threading.Thread(target=records)
-    with replaced_param_groups([(one, OTHER)]):
+    thread = threading.Thread(target=record)
+    with replaced_param_groups([(first, OTHER)]):
         thread.start()
         entered.wait()
-        assert one.param_groups[0]["lr"] == 7.0
-    assert one.param_groups[0]["lr"] == 0.5
-    assert type(one) is not torch.optim.SGD
+        assert first.param_groups[0]["lr"] == 7.0
+    assert first.param_groups[0]["lr"] == 0.5
+    assert type(first) is not torch.optim.SGD
     leave.set()
     thread.join()
-    assert type(one) is torch.optim.SGD
+    assert type(first) is torch.optim.SGD
 
 
 def test_compiling_in_this_thread() -> None:
@@ -77,7 +77,7 @@ def test_compiling_in_this_thread() -> None:
     for _ in range(2):
         with compiling(), compiling():
             assert torch.compiler.is_compiling()
-            assert not elsewhere(lambda: bool(torch.compiler.is_compiling()))
+            assert not in_other_thread(lambda: bool(torch.compiler.is_compiling()))
             assert operator.eq(private.compiling_flag(), True)
             assert [private.compiling_flag() | False, private.compiling_flag() & True, True ^ private.compiling_flag()] == [
                 True,
@@ -88,7 +88,7 @@ def test_compiling_in_this_thread() -> None:
         assert private.compiling_flag() is flag
 
 
-def test_compiled_functions_run_as_they_were_written() -> None:
+def test_without_torch_compile() -> None:
     runs: list[int] = []
 
     @torch.compile(backend=lambda module, inputs: runs.append(1) or module.forward)

@@ -1,4 +1,4 @@
-"""Templates: what is not there yet has a stand-in, and is put in when the program has run. Equal recordings are one program."""
+"""Tests of training/recordings.py: templates are filled in after the program has run, and equal recordings share a program."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from dynaxla.training.recordings import ComputedNumber, Output, Recording, build
 X = torch.ones(3)
 
 
-def state(**surroundings: Any) -> Snapshot:
-    around = walk(surroundings)
-    return Snapshot(around, walk({}, around), None)
+def snapshot_of(**surroundings: Any) -> Snapshot:
+    graph = walk(surroundings)
+    return Snapshot(graph, walk({}, graph), None)
 
 
 def recorded(function: Callable[[], Any], seed: int = 0, **changes: Any) -> Recording:
     recorder = Recorder({"x": X}, seed, {}, set())
-    found: dict[str, Any] = {}
-    result = recorder.run(lambda: (function(), found.update({key: change() for key, change in changes.items()})), (), {})[0]
-    return Recording(recorder, result, {("state", key): value for key, value in found.items()}, state(x=X))
+    changed_values: dict[str, Any] = {}
+    result = recorder.run(lambda: (function(), changed_values.update({key: change() for key, change in changes.items()})), (), {})[0]
+    return Recording(recorder, result, {("state", key): value for key, value in changed_values.items()}, snapshot_of(x=X))
 
 
-def test_a_result_is_built_again() -> None:
-    """Of containers of the same kinds, each tensor once, with what was there before as it is."""
+def test_results_are_rebuilt() -> None:
+    """Containers have the same types. Each tensor is built once, and tensors from before the step are themselves."""
 
     def function() -> Any:
         y = X * 2
         return {"a": [y, (y, X)], "b": 3, "c": collections.deque([y + 1])}
 
     recording = recorded(function)
-    found = state(x=X)
+    snapshot = snapshot_of(x=X)
     assert len(recording.outputs) == 2
-    made = [torch.zeros(3), torch.ones(3)]
-    leaves = [build(template, lambda output: made[output.index], found) for template in recording.result]
+    outputs = [torch.zeros(3), torch.ones(3)]
+    leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in recording.result]
     result = torch.utils._pytree.tree_unflatten(leaves, recording.spec)
-    assert result["a"][0] is result["a"][1][0] is made[0]
+    assert result["a"][0] is result["a"][1][0] is outputs[0]
     assert result["a"][1][1] is X
-    assert (result["b"], type(result["c"]), result["c"][0] is made[1]) == (3, collections.deque, True)
+    assert (result["b"], type(result["c"]), result["c"][0] is outputs[1]) == (3, collections.deque, True)
 
 
 def test_changes_in_python() -> None:
@@ -58,37 +58,37 @@ def test_changes_in_python() -> None:
     assert recording.changes["state", "gone"] is ABSENT
     assert object_paths_of(recording.changes["state", "old"]) == ["x"]
     assert recording.changes["state", "old"] == ObjectAtPath("x")
-    made = torch.zeros(3)
-    first, second = (build(template, lambda _: made, state(x=X)) for _ in range(2))
-    assert first == {"step": made, "name": "adam"}
+    output = torch.zeros(3)
+    first, second = (build(template, lambda _: output, snapshot_of(x=X)) for _ in range(2))
+    assert first == {"step": output, "name": "adam"}
     assert first is not second
 
 
-def test_a_recording_calls_no_collectives() -> None:
-    """Not for new state either: other processes may have recorded the step before, or cannot. Here nobody has the group."""
+def test_initial_values_call_no_collectives() -> None:
+    """Not even for initial values: other processes may not record the step now. Here the group does not exist."""
 
     def total() -> torch.Tensor:
         return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(X * 2, "sum", "nobody"))
 
     recording = recorded(lambda: None, total=total, own=lambda: X * 2)
-    found = recording.initial_values(state(x=X))
-    assert list(found) == [("state", "own")]
-    torch.testing.assert_close(found["state", "own"], X * 2)
+    initial = recording.initial_values(snapshot_of(x=X))
+    assert list(initial) == [("state", "own")]
+    torch.testing.assert_close(initial["state", "own"], X * 2)
 
 
-def test_numbers_are_computed_again() -> None:
+def test_traced_numbers_are_recomputed() -> None:
     group = {"lr": 0.5}
     recorder = Recorder({}, 0, {}, set())
     lr = recorder.traced_numbers.at(("group", "lr"), 0.5)
-    recording = Recording(recorder, None, {("group", "initial"): lr * 2}, state())
+    recording = Recording(recorder, None, {("group", "initial"): lr * 2}, snapshot_of())
     template = recording.changes["group", "initial"]
     assert isinstance(template, ComputedNumber)
     for value in (0.5, 0.25):
         group["lr"] = value
-        assert build(template, lambda _: X, state(group=group)) == value * 2
+        assert build(template, lambda _: X, snapshot_of(group=group)) == value * 2
 
 
-def test_objects_that_a_step_leaves_behind() -> None:
+def test_new_object_of_unknown_class_is_refused() -> None:
     class Thing:
         def __init__(self) -> None:
             self.a = 1
@@ -97,16 +97,16 @@ def test_objects_that_a_step_leaves_behind() -> None:
         recorded(lambda: None, thing=Thing)
 
 
-def test_new_state_is_made_beforehand() -> None:
-    """Adam's zeros depend on nothing but parameters; what depends on a draw or on what was written does not exist before the step."""
+def test_initial_values_of_new_state() -> None:
+    """Adam's zeros depend only on parameters. Values that depend on random numbers or on writes do not exist before the step."""
     recording = recorded(
         lambda: None,
         zeros=lambda: torch.zeros_like(X) + 1,
         drawn=lambda: torch.rand(3),
     )
-    found = recording.initial_values(state(x=X))
-    assert list(found) == [("state", "zeros")]
-    assert found["state", "zeros"].tolist() == [1, 1, 1]
+    initial = recording.initial_values(snapshot_of(x=X))
+    assert list(initial) == [("state", "zeros")]
+    assert initial["state", "zeros"].tolist() == [1, 1, 1]
 
 
 SAME: list[Callable[[], Any]] = [lambda: X * 2 + 1, lambda: (X * 2, torch.tensor(3.0)), lambda: [X.sum(), "text"]]
@@ -114,21 +114,21 @@ OTHER: list[Callable[[], Any]] = [lambda: X * 3 + 1, lambda: (X * 2, torch.tenso
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_which_recordings_are_one_program(index: int) -> None:
-    one, again, other = recorded(SAME[index]), recorded(SAME[index], 1), recorded(OTHER[index])
-    assert one.has_same_program(again, {})
-    assert not one.has_same_program(other, {})
+def test_equal_recordings_share_a_program(index: int) -> None:
+    first, same, other = recorded(SAME[index]), recorded(SAME[index], 1), recorded(OTHER[index])
+    assert first.has_same_program(same, {})
+    assert not first.has_same_program(other, {})
 
 
-def test_results_in_another_order_are_another_program() -> None:
+def test_other_order_of_results_needs_another_program() -> None:
     assert not recorded(lambda: [X * 2, X * 3]).has_same_program(recorded(lambda: [X * 2, X * 3][::-1]), {})
 
 
-def test_a_batch_around_the_step_changes_running_statistics_once() -> None:
-    """What is made beforehand is made without the ops that write to statistics, which their schemas do not say."""
+def test_captured_batch_updates_running_statistics_once() -> None:
+    """Initial values are computed without ops that write to running statistics, which their schemas do not declare."""
     theirs = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     mine, batch = copy.deepcopy(theirs), torch.randn(5, 3)
-    found = []
+    runs = []
     for model in (mine, theirs):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -139,6 +139,6 @@ def test_a_batch_around_the_step_changes_running_statistics_once() -> None:
             optimizer.step()
             return loss.detach()
 
-        take = dynaxla.compile_step(step, fullgraph=True) if model is mine else step
-        found.append([[take(), *(tensor.clone() for tensor in model.state_dict().values())] for _ in range(3)])
-    torch.testing.assert_close(*found)
+        run = dynaxla.compile_step(step, fullgraph=True) if model is mine else step
+        runs.append([[run(), *(tensor.clone() for tensor in model.state_dict().values())] for _ in range(3)])
+    torch.testing.assert_close(*runs)

@@ -1,4 +1,4 @@
-"""Recurrent networks in compiled training steps, against eager."""
+"""Recurrent networks in compiled training steps, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def losses(step: Callable[..., torch.Tensor], *args: Any) -> list[torch.Tensor]:
     return [step(*args).detach().clone() for _ in range(4)]
 
 
-def compared(net: nn.Module, forward: Callable[..., torch.Tensor], *args: Any) -> None:
-    """Losses and parameters of four steps."""
-    found = []
+def compare_steps(net: nn.Module, forward: Callable[..., torch.Tensor], *args: Any) -> None:
+    """Compares the losses and the parameters of four compiled steps with eager mode's."""
+    results = []
     for compiled in (False, True):
-        mine = copy.deepcopy(net)
-        optimizer = torch.optim.SGD(mine.parameters(), lr=0.5)
+        model = copy.deepcopy(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
-        def step(*args: Any, mine: nn.Module = mine, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+        def step(*args: Any, model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
             optimizer.zero_grad()
-            loss = forward(mine, *args)
+            loss = forward(model, *args)
             loss.backward()
             optimizer.step()
             return loss
 
-        result = losses(dynaxla.compile_step(step) if compiled else step, *args)
-        found.append((result, [parameter.detach() for parameter in mine.parameters()]))
-    assert_equal(found[1], found[0], tolerance=(1e-4, 1e-5))
+        step_losses = losses(dynaxla.compile_step(step) if compiled else step, *args)
+        results.append((step_losses, [parameter.detach() for parameter in model.parameters()]))
+    assert_equal(results[1], results[0], tolerance=(1e-4, 1e-5))
 
 
 @pytest.mark.sample(usual=2)
@@ -62,17 +62,17 @@ def test_layers(name: str) -> None:
         out, state = net(x)
         return out.square().mean() + sum(item.sin().mean() for item in ((state,) if isinstance(state, torch.Tensor) else state))
 
-    compared(net, forward, torch.randn(3, 5, 4, dtype=next(net.parameters()).dtype))
+    compare_steps(net, forward, torch.randn(3, 5, 4, dtype=next(net.parameters()).dtype))
 
 
-def test_states_that_are_given() -> None:
+def test_initial_states() -> None:
     torch.manual_seed(0)
 
     def forward(net: nn.Module, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         out, (_, last) = net(x, (h.tanh(), c))
         return out.sum() + last.square().sum()
 
-    compared(nn.LSTM(4, 6, batch_first=True), forward, torch.randn(2, 7, 4), torch.randn(1, 2, 6), torch.randn(1, 2, 6))
+    compare_steps(nn.LSTM(4, 6, batch_first=True), forward, torch.randn(2, 7, 4), torch.randn(1, 2, 6), torch.randn(1, 2, 6))
 
 
 def test_gradients_of_inputs_and_states() -> None:
@@ -91,7 +91,7 @@ def test_gradients_of_inputs_and_states() -> None:
 
 
 def test_packed_sequences() -> None:
-    """How many rows each step has, Python must know: they are packed outside of the step, or not at all."""
+    """Python must know the number of rows at each time step, so a recorded step cannot pack sequences."""
     net = nn.LSTM(4, 6, batch_first=True)
     lengths = torch.tensor([5, 3, 2])
     step = dynaxla.compile_step(lambda x: net(pack_padded_sequence(x, lengths, batch_first=True))[0].data.sum(), fullgraph=True)
@@ -100,7 +100,7 @@ def test_packed_sequences() -> None:
 
 
 def test_dropout_between_layers() -> None:
-    """It draws other numbers than eager mode; it drops all the same, and the seed rules."""
+    """The dropped elements differ from eager mode's, but depend only on the seed."""
     torch.manual_seed(0)
     net = nn.LSTM(4, 6, 2, dropout=0.5)
     x = torch.randn(3, 5, 4)

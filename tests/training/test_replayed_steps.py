@@ -1,4 +1,4 @@
-"""The recorded way of a step: a change around it is seen, and what cannot be recorded is refused with all as it was."""
+"""Tests of training/replayed_steps.py: changes between calls are noticed, and a step that is refused changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import dynaxla
 from support.models.training_steps import OPTIMIZERS, Net, Step, assert_same, batches, plain, two
 
 
-def test_what_changes_is_seen() -> None:
+def test_changes_between_calls_are_noticed() -> None:
     one, first, other, second = two(OPTIMIZERS["AdamW"])
     eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
 
@@ -27,37 +27,37 @@ def test_what_changes_is_seen() -> None:
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-3, atol=1e-4)
         assert_same(one, other, second, first, 1e-3)
 
-    def both(change: Callable[[Net, torch.optim.Optimizer], Any]) -> None:
+    def change_both(change: Callable[[Net, torch.optim.Optimizer], Any]) -> None:
         change(one, first)
         change(other, second)
         check()
 
     check()
     check(7)
-    both(lambda model, _: model.eval())
-    both(lambda model, _: model.train())
-    both(lambda model, _: setattr(model, "scale", 0.5))
-    both(lambda model, _: model.frozen.requires_grad_(True))
-    both(lambda model, _: model.first.requires_grad_(False))
-    both(lambda _, optimizer: optimizer.param_groups[0].update(weight_decay=0.3))
-    both(lambda _, optimizer: optimizer.param_groups[0].update(betas=(0.5, 0.6)))
-    both(lambda model, _: model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()}))
-    both(lambda model, _: setattr(model.second.weight, "data", torch.ones(8, 8)))
-    both(lambda _, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())))
-    both(lambda model, _: setattr(model, "norm", nn.BatchNorm1d(8)))
-    both(lambda model, _: model.norm.register_forward_hook(lambda module, args, out: out * 2))
+    change_both(lambda model, _: model.eval())
+    change_both(lambda model, _: model.train())
+    change_both(lambda model, _: setattr(model, "scale", 0.5))
+    change_both(lambda model, _: model.frozen.requires_grad_(True))
+    change_both(lambda model, _: model.first.requires_grad_(False))
+    change_both(lambda _, optimizer: optimizer.param_groups[0].update(weight_decay=0.3))
+    change_both(lambda _, optimizer: optimizer.param_groups[0].update(betas=(0.5, 0.6)))
+    change_both(lambda model, _: model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()}))
+    change_both(lambda model, _: setattr(model.second.weight, "data", torch.ones(8, 8)))
+    change_both(lambda _, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())))
+    change_both(lambda model, _: setattr(model, "norm", nn.BatchNorm1d(8)))
+    change_both(lambda model, _: model.norm.register_forward_hook(lambda module, args, out: out * 2))
 
     def add_group(model: Net, optimizer: torch.optim.Optimizer) -> None:
         model.first.requires_grad_(True)
         optimizer.add_param_group({"params": list(model.norm.parameters()), "lr": 0.2})
 
-    both(add_group)
+    change_both(add_group)
 
 
 factor = 1.0
 
 
-def test_globals() -> None:
+def test_changed_global() -> None:
     global factor
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -80,7 +80,7 @@ def test_globals() -> None:
 
 step_weight = nn.Parameter(torch.ones(3))
 step_optimizer = torch.optim.SGD([step_weight], lr=1.0)
-data = iter([1, 2, 3])  # not what `step_weight.data` is
+data = iter([1, 2, 3])  # a global with the name of the attribute in `step_weight.data`
 
 
 @dynaxla.compile_step
@@ -92,12 +92,12 @@ def step() -> torch.Tensor:
     return step_weight.sum()
 
 
-def test_names_that_are_attributes() -> None:
-    """`step`, a global, is no more meant by `step_optimizer.step` than `data` is by `step_weight.data`."""
+def test_attributes_with_names_of_globals() -> None:
+    """The attributes `step_optimizer.step` and `step_weight.data` are not the globals `step` and `data`."""
     assert [step().item() for _ in range(4)] == [0, -3, -6, -9]
 
 
-def test_arrays() -> None:
+def test_changed_array() -> None:
     weight, factors = nn.Parameter(torch.ones(3)), np.ones(3, np.float32)
     optimizer = torch.optim.SGD([weight], lr=1.0)
 
@@ -114,7 +114,7 @@ def test_arrays() -> None:
 
 
 class Settings:
-    """Nothing here is in an instance's dict."""
+    """A class whose instances have no dict."""
 
     __slots__ = ("factor",)
     shift = 0.0
@@ -127,7 +127,7 @@ class Settings:
         return self.factor * 2 * factor
 
 
-def test_attributes() -> None:
+def test_changed_slot_and_class_attribute() -> None:
     settings, weight = Settings(), nn.Parameter(torch.zeros(()))
     optimizer = torch.optim.SGD([weight], lr=1.0)
 
@@ -161,7 +161,7 @@ def chance() -> float:
     return random.random()
 
 
-def looks(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> Step:
+def refused_step(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[Any]) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
         out = model(x)
         loss = F.mse_loss(out, y)
@@ -176,7 +176,7 @@ def looks(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, seen: l
         if kind == "random":
             loss = loss * chance()
         if kind == "list":
-            seen.append(loss.detach())
+            losses.append(loss.detach())
         if kind == "nonzero":
             return out[out > 0]
         optimizer.zero_grad()
@@ -207,20 +207,20 @@ def test_iterators_are_refused() -> None:
         ("not scalar", RuntimeError, "scalar outputs"),
     ],
 )
-def test_refused(kind: str, error: type[Exception], text: str) -> None:
+def test_refused_step_changes_nothing(kind: str, error: type[Exception], text: str) -> None:
     _, _, model, optimizer = two(OPTIMIZERS["AdamW"])
-    seen: list[Any] = []
-    compiled = dynaxla.compile_step(looks(kind, model, optimizer, seen), fullgraph=True)
+    losses: list[Any] = []
+    compiled = dynaxla.compile_step(refused_step(kind, model, optimizer, losses), fullgraph=True)
     before = snapshot(model, optimizer)
     with pytest.raises(error, match=text) as raised:
         compiled(*batches(1)[0])
     torch.testing.assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
-    assert not seen
+    assert not losses
     if kind in ("item", "if", "nonzero"):
         assert "test_replayed_steps.py" in str(raised.value)
 
 
-def test_the_message_about_a_number_names_its_op() -> None:
+def test_message_names_op_with_varying_number() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         new = [object() for _ in range(3)]
         return x * hash(new[0])
@@ -230,7 +230,7 @@ def test_the_message_about_a_number_names_its_op() -> None:
         dynaxla.compile_step(step, fullgraph=True)(torch.ones(3))
 
 
-def test_what_cannot_be_watched_is_refused() -> None:
+def test_function_with_cache_is_refused() -> None:
     def step() -> torch.Tensor:
         return hidden() + 1
 
@@ -238,7 +238,7 @@ def test_what_cannot_be_watched_is_refused() -> None:
         dynaxla.compile_step(step, fullgraph=True)()
 
 
-def test_failure_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_program_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, model, optimizer = two(OPTIMIZERS["AdamW"])
 
     def step(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a forward program keeps for its backward program lies in the order in which it was computed; nobody else may notice."""
+"""A forward program saves values for its backward program in the layout in which they were computed. Users do not see this layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANNELS = 8
 
 
 class Net(nn.Module):
-    """All sizes of its activations are equal, so that a wrong order would not show in a shape."""
+    """All dimensions of its activations have one size, so no shape shows a wrong layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def images(batch: int = CHANNELS, memory_format: torch.memory_format = torch.con
 
 
 def check(net: nn.Module, call: Callable[..., tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> None:
-    """One backward pass of `call`, a compiled copy of net, against net's own."""
+    """Compares a forward and backward pass of `call`, a compiled copy of net, with net's own."""
     (expected, expected_features), expected_x = net(one := x.clone().requires_grad_()), one
     (actual, features), actual_x = call(two := x.clone().requires_grad_()), two
     assert_equal([expected, expected_features], [actual, features])
@@ -70,7 +70,7 @@ def test_gradients(backend: str, memory_format: torch.memory_format) -> None:
     check_gradients(net, other)
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     torch.manual_seed(0)
     net = Net()
     other = copy.deepcopy(net)
@@ -80,8 +80,8 @@ def test_sizes_that_change() -> None:
     check_gradients(net, other)
 
 
-def test_in_other_memory() -> None:
-    """Hooks see what is saved, and may give it back in other memory."""
+def test_saved_tensors_in_other_memory() -> None:
+    """Hooks get the saved tensors, and may return tensors with other strides."""
     torch.manual_seed(0)
     net = Net()
     other = copy.deepcopy(net)
@@ -100,7 +100,7 @@ def test_in_other_memory() -> None:
     assert (CHANNELS**3, 1, CHANNELS**2, CHANNELS) in strides, f"nothing is saved channels-last: {strides}"
 
 
-def test_nothing_is_copied() -> None:
+def test_saved_tensors_are_not_copied() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3), nn.BatchNorm2d(CHANNELS), nn.ReLU()) for _ in range(2)))
     compiled = torch.compile(net, backend="dynaxla")
@@ -121,16 +121,16 @@ class _Scaled(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
-# TorchDynamo makes an instance of the function, which torch itself warns of.
+# TorchDynamo creates an instance of the function, and torch warns of it.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_a_saved_tensor_that_is_a_gradient() -> None:
-    """Users see it after all."""
+def test_saved_tensor_that_becomes_a_gradient() -> None:
+    """Users see this saved tensor, so it must have eager mode's strides."""
     torch.manual_seed(0)
     convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).requires_grad_(False)
-    found = []
+    gradients = []
     for wrap in (lambda function: function, torch.compile(backend="dynaxla")):
         scale = torch.ones(CHANNELS, CHANNELS, CHANNELS, CHANNELS, requires_grad=True)
         out = wrap(lambda x, scale: _Scaled.apply(scale, convolution(x)))(images(), scale)
-        found += torch.autograd.grad(out, scale)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    assert found[1].stride() == found[0].stride()
+        gradients += torch.autograd.grad(out, scale)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+    assert gradients[1].stride() == gradients[0].stride()

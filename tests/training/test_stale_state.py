@@ -1,4 +1,4 @@
-"""State of unusual kinds that a step reads: a change between two calls is seen, or the step stays in eager mode."""
+"""Unusual kinds of state that a step reads: a change between two calls is noticed, or the step stays in eager mode."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Slots:
 
 
 def function() -> None:
-    """Its attributes are the state. Nobody calls it."""
+    """Its attributes are the state. It is never called."""
 
 
 def module(**values: float) -> types.ModuleType:
-    made = types.ModuleType("settings")
-    vars(made).update(values)
-    return made
+    settings = types.ModuleType("settings")
+    vars(settings).update(values)
+    return settings
 
 
 def move_attribute(target: Any) -> None:
@@ -76,7 +76,7 @@ def clean_up() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", STATE)
-def test_changes_between_calls_are_seen(name: str) -> None:
+def test_changes_between_calls_are_noticed(name: str) -> None:
     make, read, change = STATE[name]
     state = make()
 

@@ -1,4 +1,4 @@
-"""compile_step: a whole training step as one program, against the same step in eager mode."""
+"""Tests of training/step.py: compile_step runs a whole training step as one program, with eager mode's results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.quick
 
 
 class Rows(Net):
-    """With an embedding, whose rows have had no gradient at first: their second moments are 0."""
+    """Adds an embedding. Rows without a gradient so far have second moments of 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,17 +39,18 @@ class Rows(Net):
 @pytest.mark.sample(usual=2, quick=6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
-    """The learning rate is 0 in the first step, as a warmup starts, and falls later."""
-    one, first, other, second = two(OPTIMIZERS[name], Rows)
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
-    usual = first.param_groups[0]["lr"]
+    """The learning rate is 0 in the first step, as in a warmup, and falls later."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS[name], Rows)
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
+    initial_lr = eager_optimizer.param_groups[0]["lr"]
     for number, (x, y) in enumerate(batches(6)):
-        for group in [*first.param_groups, *second.param_groups]:
-            group["lr"] = usual * (0.0, 0.5, 1.0, 1.0, 0.1, 0.3)[number]
+        for group in [*eager_optimizer.param_groups, *compiled_optimizer.param_groups]:
+            group["lr"] = initial_lr * (0.0, 0.5, 1.0, 1.0, 0.1, 0.3)[number]
         if number == 3:
             before = graphs()
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first, 1e-2 if name == "Muon" else 1e-4)  # Muon's products are of bfloat16
+        # Muon computes products in bfloat16.
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer, 1e-2 if name == "Muon" else 1e-4)
     assert graphs() == before, "a step after the third was captured or compiled again"
 
 
@@ -59,12 +60,14 @@ def test_optimizers(name: str) -> None:
 def test_fused_adam(maximize: bool, dtype: torch.dtype) -> None:
     """Eager's fused kernel computes half types in float32, as the program does."""
     settings = {"weight_decay": 0.1, "maximize": maximize, "fused": True, "amsgrad": True}
-    one, first, other, second = two(lambda model: torch.optim.Adam(model.to(dtype).parameters(), lr=0.01, **settings))
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(
+        lambda model: torch.optim.Adam(model.to(dtype).parameters(), lr=0.01, **settings)
+    )
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for x, y in batches(4):
         eager(x.to(dtype), y.to(dtype))
         compiled(x.to(dtype), y.to(dtype))
-    assert_same(one, other, second, first, 2e-2 if dtype == torch.bfloat16 else 1e-9)
+    assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer, 2e-2 if dtype == torch.bfloat16 else 1e-9)
 
 
 def test_sizes_in_buckets_are_refused() -> None:
@@ -72,10 +75,10 @@ def test_sizes_in_buckets_are_refused() -> None:
         dynaxla.compile_step(lambda: None, options={"sizes": "buckets"})
 
 
-def test_one_program() -> None:
-    _, _, other, second = two(OPTIMIZERS["AdamW"])
-    compiled = dynaxla.compile_step(plain(other, second))
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(second, 10)
+def test_changing_learning_rate_needs_one_program() -> None:
+    _, _, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"])
+    compiled = dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(compiled_optimizer, 10)
     before = graphs()
     for x, y in batches(4):
         compiled(x, y)
@@ -83,12 +86,12 @@ def test_one_program() -> None:
     assert [after - earlier for after, earlier in zip(graphs(), before, strict=True)] == [1, 1]
 
 
-def test_torchs_own_entries_of_ops_are_not_new_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch makes an entry for an op when the op is first called below a dispatch mode, such as in a step's second call."""
-    one, first, other, second = two(OPTIMIZERS["SGD momentum"])
+def test_new_op_entries_of_torch_are_not_new_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch creates an entry for an op when the op is first called under a dispatch mode, for example in a step's second call."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["SGD momentum"])
     for x, y in batches(2):
-        dynaxla.compile_step(plain(one, first))(x, y)  # all ops have entries
-    compiled = dynaxla.compile_step(plain(other, second))
+        dynaxla.compile_step(plain(eager_model, eager_optimizer))(x, y)  # all ops have entries
+    compiled = dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     before = graphs()
     for number, (x, y) in enumerate(batches(3)):
         if number == 1:
@@ -98,9 +101,9 @@ def test_torchs_own_entries_of_ops_are_not_new_code(monkeypatch: pytest.MonkeyPa
 
 
 def test_zero_grad_first() -> None:
-    one, first, other, second = two(OPTIMIZERS["Adam"])
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["Adam"])
 
-    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             optimizer.zero_grad()
             out = model(x)
@@ -112,18 +115,18 @@ def test_zero_grad_first() -> None:
 
         return step
 
-    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    eager, compiled = make_step(eager_model, eager_optimizer), dynaxla.compile_step(make_step(compiled_model, compiled_optimizer))
     before = graphs()
     for x, y in batches(3):
         expected, actual = eager(x, y), compiled(x, y)
         assert not any(value.requires_grad for value in actual.values())
         torch.testing.assert_close(actual, {key: value.detach() for key, value in expected.items()}, rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
     assert graphs()[0] - before[0] == 1
 
 
-def test_tensors_made_of_numbers() -> None:
-    """Each step has its own, which it may write to and return."""
+def test_tensors_from_python_numbers() -> None:
+    """Each call has new tensors, which it may write to and return."""
     _, _, model, optimizer = two(OPTIMIZERS["SGD"])
 
     @dynaxla.compile_step
@@ -136,18 +139,18 @@ def test_tensors_made_of_numbers() -> None:
         optimizer.zero_grad()
         return count, constant
 
-    kept = [step(batches(2)) for _ in range(3)]
-    kept[0][1].zero_()
-    assert [count.item() for count, _ in kept] == [2.0, 2.0, 2.0]
-    assert [constant.tolist() for _, constant in kept] == [[0.0, 0.0], [1.0, 2.0], [1.0, 2.0]]
+    results = [step(batches(2)) for _ in range(3)]
+    results[0][1].zero_()
+    assert [count.item() for count, _ in results] == [2.0, 2.0, 2.0]
+    assert [constant.tolist() for _, constant in results] == [[0.0, 0.0], [1.0, 2.0], [1.0, 2.0]]
 
 
-def learning(model: nn.Module) -> list[nn.Parameter]:
+def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def gradient_steps(model: nn.Module, optimizer: torch.optim.Optimizer, old: list[torch.Tensor]) -> Step:
-    """Gradients stay after the step; those in `old` are read by it."""
+    """Returns a step that leaves its gradients, and reads the gradients in `old`."""
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -158,44 +161,49 @@ def gradient_steps(model: nn.Module, optimizer: torch.optim.Optimizer, old: list
     return step
 
 
-def test_new_gradients_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step replaces is noted, not looked for among all that it can reach; and old gradients are not kept."""
+def test_new_gradients_cause_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step notes the objects that it replaces, so that no walk has to find them. Old gradients are freed."""
     walks = internals.object_walks(monkeypatch)
-    one, first, other, second = two(OPTIMIZERS["SGD"])
-    eager, compiled = gradient_steps(one, first, []), dynaxla.compile_step(gradient_steps(other, second, []))
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["SGD"])
+    eager, compiled = (
+        gradient_steps(eager_model, eager_optimizer, []),
+        dynaxla.compile_step(gradient_steps(compiled_model, compiled_optimizer, [])),
+    )
     steps = batches(6)
     for x, y in steps[:3]:
         eager(x, y), compiled(x, y)
     for x, y in steps[3:]:
         walks.clear()
-        old = [weakref.ref(parameter.grad) for parameter in learning(other)]
+        old = [weakref.ref(parameter.grad) for parameter in trainable(compiled_model)]
         eager(x, y), compiled(x, y)
         assert [list(roots) for roots in walks] == [["args", "kwargs"]]
         assert not any(reference() is not None for reference in old)
-        assert_same(one, other, second, first)
-        torch.testing.assert_close([p.grad for p in learning(other)], [p.grad for p in learning(one)], rtol=1e-4, atol=1e-6)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
+        torch.testing.assert_close(
+            [p.grad for p in trainable(compiled_model)], [p.grad for p in trainable(eager_model)], rtol=1e-4, atol=1e-6
+        )
 
 
-def test_what_python_knows_is_that_of_the_call() -> None:
-    """The first call finds no gradients, and says so, though its graph is that of the others."""
-    one, first, other, second = two(OPTIMIZERS["SGD"])
+def test_python_results_are_those_of_the_call() -> None:
+    """The first call returns that there are no gradients, although all calls have the same graph."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["SGD"])
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], Any]:
         def run(x: torch.Tensor) -> Any:
-            known = ["gradients" if parameter.grad is not None else "none" for parameter in learning(model)]
+            known = ["gradients" if parameter.grad is not None else "none" for parameter in trainable(model)]
             optimizer.zero_grad()
             model(x).sum().backward()
             return known, len(set(known)), None if "none" in known else x
 
         return run
 
-    eager, compiled = step(one, first), dynaxla.compile_step(step(other, second), fullgraph=True)
+    eager, compiled = step(eager_model, eager_optimizer), dynaxla.compile_step(step(compiled_model, compiled_optimizer), fullgraph=True)
     for x, _ in batches(4):
         assert compiled(x)[:2] == eager(x)[:2]
         assert (compiled(x)[2] is x) == (eager(x)[2] is x)
 
 
-def given(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def step_with_arguments(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """A step that gets model and optimizer as arguments."""
     loss = F.mse_loss(model(x), y)
     loss.backward()
@@ -216,25 +224,30 @@ SCHEDULES: dict[str, Callable[[dict[str, Any], int], None]] = {
 @pytest.mark.sample(usual=4, quick=3)
 @pytest.mark.parametrize("name", ["SGD with momentum", "Adam", "AdamW", "RMSprop", "NAdam", "RAdam", "Adamax"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("among_arguments", [False, True], ids=["closure", "argument"])
-def test_schedules(among_arguments: bool, schedule: str, name: str) -> None:
-    """Numbers of parameter groups that change at every call: one program serves all calls after the third or fourth."""
-    make = {
+@pytest.mark.parametrize("in_arguments", [False, True], ids=["closure", "argument"])
+def test_schedules(in_arguments: bool, schedule: str, name: str) -> None:
+    """Numbers of parameter groups change at every call. One program serves all calls after the fourth."""
+    constructors = {
         "SGD with momentum": functools.partial(torch.optim.SGD, momentum=0.9),
         "RMSprop": functools.partial(torch.optim.RMSprop, momentum=0.9),
     }
-    one, first, other, second = two(lambda model: make.get(name, getattr(torch.optim, name, None))(model.parameters(), lr=0.01))
-    if among_arguments:
-        eager, compiled = functools.partial(given, one, first), functools.partial(dynaxla.compile_step(given), other, second)
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(
+        lambda model: constructors.get(name, getattr(torch.optim, name, None))(model.parameters(), lr=0.01)
+    )
+    if in_arguments:
+        eager, compiled = (
+            functools.partial(step_with_arguments, eager_model, eager_optimizer),
+            functools.partial(dynaxla.compile_step(step_with_arguments), compiled_model, compiled_optimizer),
+        )
     else:
-        eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+        eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for number, (x, y) in enumerate(batches(8)):
-        for group in [*first.param_groups, *second.param_groups]:
+        for group in [*eager_optimizer.param_groups, *compiled_optimizer.param_groups]:
             SCHEDULES[schedule](group, number)
         if number == 4:
             before = graphs(), metrics.snapshot()["eager_steps"]
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first, 1e-4)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer, 1e-4)
     assert (graphs(), metrics.snapshot()["eager_steps"]) == before
 
 
@@ -249,82 +262,87 @@ class DecayedAboveThreshold(torch.optim.SGD):
 
 
 def test_schedules_of_a_number_that_python_reads() -> None:
-    """Each value has a program of its own. The learning rate, which Python does not read, remains an input."""
-    one, first, other, second = two(lambda model: DecayedAboveThreshold(model.parameters(), lr=0.01))
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    """Each value has its own program. The learning rate, which Python does not read, remains an input."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(lambda model: DecayedAboveThreshold(model.parameters(), lr=0.01))
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for number, (x, y) in enumerate(batches(16)):
-        for group in [*first.param_groups, *second.param_groups]:
+        for group in [*eager_optimizer.param_groups, *compiled_optimizer.param_groups]:
             group.update(lr=0.01 / (1 + number), weight_decay=0.01 if number % 4 < 2 else 0.1)
         if number == 12:
             before = graphs(), metrics.snapshot()["eager_steps"]
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first, 1e-4)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer, 1e-4)
     assert (graphs(), metrics.snapshot()["eager_steps"]) == before
 
 
-def test_a_momentum_that_becomes_zero() -> None:
-    """Then torch's step has no momentum, and leaves the buffers as they are."""
-    one, first, other, second = two(lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+def test_momentum_that_becomes_zero() -> None:
+    """With a momentum of 0, torch's step leaves the momentum buffers as they are."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    )
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for (x, y), momentum in zip(batches(12), [0.9, 0.8, 0.7, 0.6, 0.5, 0.0, 0.0, 0.0, 0.4, 0.3, 0.0, 0.2], strict=True):
-        for group in [*first.param_groups, *second.param_groups]:
+        for group in [*eager_optimizer.param_groups, *compiled_optimizer.param_groups]:
             group["momentum"] = momentum
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first, 1e-4)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer, 1e-4)
 
 
-def test_models_among_the_arguments_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models in turns are searched at each change; the step keeps only the last one alive."""
+def test_models_in_arguments_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the model causes a walk. The step keeps only the last model alive."""
     walks = internals.object_walks(monkeypatch)
-    one, first, other, second = two(OPTIMIZERS["AdamW"])
-    compiled = dynaxla.compile_step(given)
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"])
+    compiled = dynaxla.compile_step(step_with_arguments)
     for number, (x, y) in enumerate(batches(8)):
         walks.clear()
-        compiled(other, second, x, y)
-        given(one, first, x, y)
-        assert_same(one, other, second, first)
+        compiled(compiled_model, compiled_optimizer, x, y)
+        step_with_arguments(eager_model, eager_optimizer, x, y)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
         if number > 4:
             assert walks == [["args", "kwargs"]]
     third, fourth = two(OPTIMIZERS["AdamW"])[2:]
     compiled(third, fourth, x, y)
     assert ["step", "argument 0", "argument 1"] in walks
-    reference = weakref.ref(other)
-    del other, second
+    reference = weakref.ref(compiled_model)
+    del compiled_model, compiled_optimizer
     gc.collect()
     assert reference() is None
 
 
-def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even a scheduler's; and a new recording does not bring an old one back."""
+def test_new_learning_rates_cause_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers change the rates. Batches of another size cause a second recording, which does not outdate the first one."""
     walks = internals.object_walks(monkeypatch)
-    one, first, other, second = two(OPTIMIZERS["AdamW"])
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
-    schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10) for optimizer in (first, second)]
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"])
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
+    schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10) for optimizer in (eager_optimizer, compiled_optimizer)]
     for number, (x, y) in enumerate([*batches(6), *batches(3, 7), *batches(2)]):
         walks.clear()
         eager(x, y), compiled(x, y)
         if number in (4, 5, 8, 9, 10):
             assert [list(roots) for roots in walks] == [["args", "kwargs"]], number
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
         for scheduler in schedulers:
             scheduler.step()
 
 
-def test_gradients_that_are_found_elsewhere_too() -> None:
-    """Another tensor in `.grad` is not taken for the old one that a list still holds."""
-    one, first, other, second = two(OPTIMIZERS["SGD"])
+def test_gradients_that_are_also_in_a_list() -> None:
+    """A new tensor in `.grad` is not confused with the old one, which a list still holds."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["SGD"])
     theirs: list[torch.Tensor] = []
     mine: list[torch.Tensor] = []
-    eager, compiled = gradient_steps(one, first, theirs), dynaxla.compile_step(gradient_steps(other, second, mine))
+    eager, compiled = (
+        gradient_steps(eager_model, eager_optimizer, theirs),
+        dynaxla.compile_step(gradient_steps(compiled_model, compiled_optimizer, mine)),
+    )
     for number, (x, y) in enumerate(batches(6)):
         torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-6)
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
         if number == 2:
-            theirs += [parameter.grad for parameter in learning(one)]
-            mine += [parameter.grad for parameter in learning(other)]
+            theirs += [parameter.grad for parameter in trainable(eager_model)]
+            mine += [parameter.grad for parameter in trainable(compiled_model)]
 
 
-def test_gradients_of_a_failed_step() -> None:
+def test_gradients_after_a_failed_step() -> None:
     _, _, model, optimizer = two(OPTIMIZERS["SGD"])
 
     @dynaxla.compile_step
@@ -338,18 +356,18 @@ def test_gradients_of_a_failed_step() -> None:
         step(x, torch.tensor([3]))
     with pytest.raises(IndexError):
         step(x, torch.tensor([7]))
-    assert all(parameter.grad is None for parameter in learning(model))
-    expected = [parameter.detach().clone() for parameter in learning(model)]
+    assert all(parameter.grad is None for parameter in trainable(model))
+    expected = [parameter.detach().clone() for parameter in trainable(model)]
     step(x, torch.tensor([2]))
-    assert all(parameter.grad is not None for parameter in learning(model))
-    assert not any(torch.equal(parameter, before) for parameter, before in zip(learning(model), expected, strict=True))
+    assert all(parameter.grad is not None for parameter in trainable(model))
+    assert not any(torch.equal(parameter, before) for parameter, before in zip(trainable(model), expected, strict=True))
 
 
 def test_accumulation() -> None:
     """Micro-batches within a step, and gradients left from one step to the next."""
-    one, first, other, second = two(OPTIMIZERS["AdamW"])
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"])
 
-    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         def step(parts: list[tuple[torch.Tensor, torch.Tensor]], last: bool) -> torch.Tensor:
             total = torch.zeros(())
             for x, y in parts:
@@ -363,13 +381,13 @@ def test_accumulation() -> None:
 
         return step
 
-    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    eager, compiled = make_step(eager_model, eager_optimizer), dynaxla.compile_step(make_step(compiled_model, compiled_optimizer))
     for last in (False, True) * 4:
         torch.testing.assert_close(compiled(batches(2), last), eager(batches(2), last), rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
 
 
-def test_dropout_repeats() -> None:
+def test_dropout_depends_on_the_seed() -> None:
     def losses() -> list[float]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 8))
@@ -378,9 +396,9 @@ def test_dropout_repeats() -> None:
         x, y = batches(1)[0]
         return [compiled(x, y).item() for _ in range(3)]
 
-    found = losses()
-    assert found == losses()
-    assert len(set(found)) == 3
+    first_losses = losses()
+    assert first_losses == losses()
+    assert len(set(first_losses)) == 3
 
 
 def test_autocast_and_checkpoint() -> None:
@@ -392,9 +410,9 @@ def test_autocast_and_checkpoint() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
 
-    one, first, other, second = two(OPTIMIZERS["AdamW"], Model)
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"], Model)
 
-    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", torch.bfloat16):
                 loss = F.mse_loss(model(x).float(), y)
@@ -405,14 +423,14 @@ def test_autocast_and_checkpoint() -> None:
 
         return step
 
-    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    eager, compiled = make_step(eager_model, eager_optimizer), dynaxla.compile_step(make_step(compiled_model, compiled_optimizer))
     for x, y in batches(3):
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(dict(other.state_dict()), dict(one.state_dict()), rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(dict(compiled_model.state_dict()), dict(eager_model.state_dict()), rtol=5e-2, atol=5e-2)
 
 
 def test_arguments_that_require_gradients() -> None:
-    """Their gradients are new in one call, and added to in the next."""
+    """The first call with an argument creates its gradient, the second call adds to it."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -435,7 +453,7 @@ def test_arguments_that_require_gradients() -> None:
     torch.testing.assert_close(run(dynaxla.compile_step(step, fullgraph=True)), run(step))
 
 
-def test_a_call_that_fails_has_run_once() -> None:
+def test_failing_call_runs_once() -> None:
     calls = []
 
     @dynaxla.compile_step
@@ -454,7 +472,7 @@ def triangle(size: int) -> torch.Tensor:
     return torch.ones(size, size).tril()
 
 
-def test_a_first_call_that_fails_as_recordings_do_has_run_once() -> None:
+def test_first_call_that_raises_capture_error_runs_once() -> None:
     calls = []
 
     @dynaxla.compile_step
@@ -467,7 +485,7 @@ def test_a_first_call_that_fails_as_recordings_do_has_run_once() -> None:
     assert calls == [3]
 
 
-def test_what_a_step_caches_is_no_fake_tensor() -> None:
+def test_tensor_cached_by_a_step_is_not_fake() -> None:
     step = dynaxla.compile_step(lambda x: triangle(len(x)) @ x)
     for size in (3, 3, 3, 5, 5, 5, 3):
         x = torch.randn(size, 2)
@@ -475,7 +493,7 @@ def test_what_a_step_caches_is_no_fake_tensor() -> None:
     assert type(triangle(3)) is type(triangle(5)) is torch.Tensor
 
 
-def test_a_step_that_gives_tensors_to_threads() -> None:
+def test_step_that_uses_another_thread() -> None:
     with ThreadPoolExecutor(1) as pool:
         step = dynaxla.compile_step(lambda x: pool.submit(torch.sum, x * 2).result() + x)
         for value in range(6):
@@ -483,8 +501,8 @@ def test_a_step_that_gives_tensors_to_threads() -> None:
             torch.testing.assert_close(step(x), 4 * value + x)
 
 
-def test_lengths_that_only_cpp_reads() -> None:
-    """C++ reads the lengths, and no dispatcher sees that."""
+def test_lengths_that_cpp_reads() -> None:
+    """C++ reads the lengths without an op that a dispatch mode could observe."""
     torch.manual_seed(0)
     net = nn.GRU(3, 4, batch_first=True)
 
@@ -498,27 +516,27 @@ def test_lengths_that_only_cpp_reads() -> None:
         torch.testing.assert_close(compiled(x, lengths), step(x, lengths).detach())
 
 
-def test_a_step_is_watched_again_after_a_rest() -> None:
-    """What only its first calls do costs it nothing later."""
+def test_step_is_observed_again_after_a_backoff() -> None:
+    """Only the first calls read a value. After a backoff, the step is recorded."""
     number = torch.zeros(())
-    looks = 0
+    reads = 0
 
     def step(x: torch.Tensor, verbose: bool) -> torch.Tensor:
-        nonlocal looks
+        nonlocal reads
         number.add_(1)
         if verbose:
-            looks += int(number.item() > 0)
+            reads += int(number.item() > 0)
         return x * number
 
     compiled = dynaxla.compile_step(step)
     metrics.reset()
     for call in range(1, 281):
         assert compiled(torch.ones(2), call < 6).tolist() == [call] * 2
-    assert looks == 5
+    assert reads == 5
     assert metrics.snapshot()["steps"] >= 5
 
 
-def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_step_that_reaches_too_many_values(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     internals.most_guarded_values(monkeypatch, 1000)
     data = [float(number) for number in range(2000)]
 
@@ -541,7 +559,7 @@ def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: p
         (lambda state, count: state.update(name="x" * count), r"state\['name'\]"),
     ],
 )
-def test_the_log_names_an_object_that_differs_at_each_call(
+def test_log_names_object_that_differs_at_each_call(
     change: Callable[[dict[str, Any], int], None], path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state: dict[str, Any] = {"history": [], "name": ""}
@@ -557,11 +575,11 @@ def test_the_log_names_an_object_that_differs_at_each_call(
     assert re.search(f"{path}, which the step can reach, differs at each call", message)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_an_argument_that_the_step_differentiates_by(is_kept: bool) -> None:
+@pytest.mark.parametrize("is_same", [False, True])
+def test_step_that_sets_requires_grad_of_its_argument(is_same: bool) -> None:
     """The step sets `requires_grad` of its argument, a new tensor in each call or the same one. The program does that, too."""
 
-    def made(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_step(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -576,64 +594,64 @@ def test_an_argument_that_the_step_differentiates_by(is_kept: bool) -> None:
 
         return step
 
-    one, _, other, _ = two(lambda model: None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))
-    eager, compiled = made(one), dynaxla.compile_step(made(other))
+    eager_model, _, compiled_model, _ = two(lambda model: None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))
+    eager, compiled = make_step(eager_model), dynaxla.compile_step(make_step(compiled_model))
     before = metrics.snapshot().get("eager_steps", 0)
-    kept = batches(1)[0][0], batches(1)[0][0]
+    same = batches(1)[0][0], batches(1)[0][0]
     for x, _ in batches(8):
-        mine, theirs = kept if is_kept else (x.clone(), x.clone())
+        mine, theirs = same if is_same else (x.clone(), x.clone())
         torch.testing.assert_close(compiled(mine), eager(theirs))
         assert mine.requires_grad
         torch.testing.assert_close(mine.grad, theirs.grad)
-        torch.testing.assert_close(other.state_dict(), one.state_dict())
+        torch.testing.assert_close(compiled_model.state_dict(), eager_model.state_dict())
     assert metrics.snapshot()["eager_steps"] - before <= 4
 
 
-def test_parameters_that_the_step_freezes() -> None:
-    def made(model: nn.Module) -> Callable[[torch.Tensor, bool], torch.Tensor]:
+def test_step_that_freezes_parameters() -> None:
+    def make_step(model: nn.Module) -> Callable[[torch.Tensor, bool], torch.Tensor]:
         def step(x: torch.Tensor, is_frozen: bool) -> torch.Tensor:
-            first = next(model.parameters())
-            first.requires_grad_(not is_frozen)
+            weight = next(model.parameters())
+            weight.requires_grad_(not is_frozen)
             loss = model(x).square().mean()
             loss.backward()
             return loss.detach()
 
         return step
 
-    one, _, other, _ = two(lambda model: None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))
-    eager, compiled = made(one), dynaxla.compile_step(made(other))
+    eager_model, _, compiled_model, _ = two(lambda model: None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))
+    eager, compiled = make_step(eager_model), dynaxla.compile_step(make_step(compiled_model))
     for number, (x, _) in enumerate(batches(16)):
         is_frozen = number % 4 > 1
         torch.testing.assert_close(compiled(x, is_frozen), eager(x, is_frozen))
-        for mine, theirs in zip(other.parameters(), one.parameters(), strict=True):
+        for mine, theirs in zip(compiled_model.parameters(), eager_model.parameters(), strict=True):
             assert mine.requires_grad == theirs.requires_grad
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_gradients_that_the_step_differentiates_by() -> None:
-    """Such a step runs in eager mode: a call releases old gradients before its program runs."""
+def test_step_that_sets_requires_grad_of_gradients() -> None:
+    """This step runs in eager mode, because a call of a program releases old gradients first."""
 
-    def made(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_step(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         def step(x: torch.Tensor) -> torch.Tensor:
-            first = next(model.parameters())
-            if first.grad is not None:
-                first.grad.requires_grad_()
-            first.grad = None
+            weight = next(model.parameters())
+            if weight.grad is not None:
+                weight.grad.requires_grad_()
+            weight.grad = None
             loss = model(x).square().mean()
             loss.backward()
             return loss.detach()
 
         return step
 
-    one, _, other, _ = two(lambda model: None, lambda: nn.Linear(6, 3))
-    eager, compiled = made(one), dynaxla.compile_step(made(other))
+    eager_model, _, compiled_model, _ = two(lambda model: None, lambda: nn.Linear(6, 3))
+    eager, compiled = make_step(eager_model), dynaxla.compile_step(make_step(compiled_model))
     for x, _ in batches(6):
         torch.testing.assert_close(compiled(x), eager(x))
-        torch.testing.assert_close([item.grad for item in other.parameters()], [item.grad for item in one.parameters()])
+        torch.testing.assert_close([item.grad for item in compiled_model.parameters()], [item.grad for item in eager_model.parameters()])
 
 
-def test_calls_of_many_sizes() -> None:
-    """More of them, one after another, than a step without a program may find."""
+def test_calls_with_many_sizes() -> None:
+    """Calls with new sizes are not counted as new states, after too many of which a step backs off."""
     step = dynaxla.compile_step(lambda x: (x * x).sum())
     metrics.reset()
     for _ in range(8):

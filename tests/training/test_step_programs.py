@@ -1,4 +1,4 @@
-"""compile_step beside eager mode in programs of other people's kinds."""
+"""compile_step in training programs as users write them, compared with eager mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traced numbers: arithmetic gives formulas, comparisons give conditions, and all else that reads a value ends the recording."""
+"""Tests of training/traced_numbers.py: arithmetic gives formulas, comparisons give conditions, and other reads end the recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
     "step": lambda lr, decay: 1 - lr * decay,
     "both sides": lambda lr, decay: (2 / lr - 3) ** decay,
     "signs": lambda lr, decay: -lr + abs(-decay) + +lr,
-    "rests": lambda lr, decay: lr % decay + 7 % lr + lr // decay + 2**lr,
+    "remainders": lambda lr, decay: lr % decay + 7 % lr + lr // decay + 2**lr,
     "sum": lambda lr, decay: sum([lr, decay, lr]),
 }
 
@@ -31,14 +31,14 @@ FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas(name: str) -> None:
     numbers = TracedNumbers(0)
-    made = FORMULAS[name](numbers.at(LR, 0.1), numbers.at(DECAY, 0.1))
-    assert type(made) is TracedNumber
+    result = FORMULAS[name](numbers.at(LR, 0.1), numbers.at(DECAY, 0.1))
+    assert type(result) is TracedNumber
     for values in ({LR: 0.25, DECAY: 0.5}, {LR: 3.0, DECAY: 2.0}):
-        assert evaluate(made.dynaxla_formula, values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
+        assert evaluate(result.dynaxla_formula, values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
 
 
-def test_floats_that_stand_for_numbers() -> None:
-    """C++ code gets a float with a random value; the same formula is the same number."""
+def test_stand_in_floats() -> None:
+    """C++ code gets a float with a random value. Equal formulas have equal floats."""
     numbers = TracedNumbers(0)
     lr = numbers.at(LR, 0.1)
     assert numbers.stand_in(numbers.at(LR, 0.2)) == numbers.stand_in(lr)
@@ -51,7 +51,9 @@ def test_floats_that_stand_for_numbers() -> None:
     assert numbers.find(0.5) is None
     assert numbers.find(1) is None
     others = TracedNumbers(1)
-    assert others.stand_in(others.at(LR, 0.1)) != numbers.stand_in(lr), "what comes through unseen differs between two recordings"
+    assert others.stand_in(others.at(LR, 0.1)) != numbers.stand_in(lr), (
+        "a float that C++ code uses unnoticed differs between two recordings"
+    )
 
 
 READERS: list[Callable[[Any], Any]] = [
@@ -63,7 +65,7 @@ READERS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("reader", range(len(READERS)))
-def test_readers(reader: int) -> None:
+def test_reads_of_the_value(reader: int) -> None:
     """Code that reads the value ends the recording."""
     numbers = TracedNumbers(0)
     read = READERS[reader]
@@ -80,13 +82,13 @@ def test_comparisons_are_conditions() -> None:
         *(True, False, False, True, True, True)
     ]
     assert len(numbers.conditions) == 7
-    for values, holds in (
+    for values, expected in (
         ({COUNT: 7, LR: 0.5}, True),
         ({COUNT: 7, LR: 3.0}, True),
         ({COUNT: 7, LR: 8.0}, False),
         ({COUNT: 3, LR: 0.5}, False),
     ):
-        assert all(evaluate(comparison, values.__getitem__) == outcome for comparison, outcome in numbers.conditions.items()) == holds
+        assert all(evaluate(comparison, values.__getitem__) == outcome for comparison, outcome in numbers.conditions.items()) == expected
     assert not numbers.inspected
 
 
@@ -96,7 +98,7 @@ def test_constants_of_formulas() -> None:
     assert len({(lr * factor).dynaxla_formula for factor in (0.0, -0.0, 0, False, 1, 1.0, True, 0.0)}) == 7
 
 
-def test_other_objects() -> None:
+def test_other_operations() -> None:
     count = TracedNumbers(0).at(COUNT, 7)
     assert isinstance(count, int)
     assert not isinstance(count, (bool, float))
@@ -135,8 +137,8 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("op", CALLS, ids=str)
-def test_rules_are_the_ops(op: Any) -> None:
-    """With the number in a float64 tensor: of the same dtype, and the same up to a rounding."""
+def test_rules_equal_ops(op: Any) -> None:
+    """The number is a float64 tensor. Results have the op's dtype, and the op's values up to rounding."""
     for args in CALLS[op]:
         copies = [tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args) for _ in range(2)]
         expected = op(*copies[0])
@@ -148,22 +150,22 @@ def test_rules_are_the_ops(op: Any) -> None:
 
 
 def test_keywords_and_lists() -> None:
-    add, addcdiv, each = (
+    add, addcdiv, foreach_mul = (
         op_with_traced_numbers(aten.add.Tensor),
         op_with_traced_numbers(aten.addcdiv.default),
         op_with_traced_numbers(aten._foreach_mul_.Scalar),
     )
     assert add is not None
     assert addcdiv is not None
-    assert each is not None
+    assert foreach_mul is not None
     torch.testing.assert_close(add(X, Y, alpha=number(0.3)), torch.add(X, Y, alpha=0.3))
     torch.testing.assert_close(addcdiv(X, Y, X, value=number(0.3)), torch.addcdiv(X, Y, X, value=0.3))
     tensors = [X.clone(), Y.clone()]
-    each(tensors, number(0.3))
+    foreach_mul(tensors, number(0.3))
     torch.testing.assert_close(tensors, [X * 0.3, Y * 0.3])
-    one_each = op_with_traced_numbers(aten._foreach_mul.ScalarList)
-    assert one_each is not None
-    torch.testing.assert_close(one_each([X, Y], [number(0.3), 2.0]), [X * 0.3, Y * 2])
+    foreach_mul_list = op_with_traced_numbers(aten._foreach_mul.ScalarList)
+    assert foreach_mul_list is not None
+    torch.testing.assert_close(foreach_mul_list([X, Y], [number(0.3), 2.0]), [X * 0.3, Y * 2])
 
 
 @pytest.mark.parametrize("op", [aten.mul.out, aten.div.Tensor_mode, aten.hypot.default, torch.ops.prims.add.default], ids=str)

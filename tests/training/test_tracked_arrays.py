@@ -1,4 +1,4 @@
-"""NumPy arrays that a step makes tensors from are inputs of its program; those that its Python reads are compared in full."""
+"""Tests of training/tracked_arrays.py: arrays that a step converts to tensors are inputs; arrays that Python reads are compared."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _programs() -> int:
     return int(metrics.snapshot().get("graphs", 0))
 
 
-def _written(array: Any) -> torch.Tensor:
+def _write_through_tensor(array: Any) -> torch.Tensor:
     torch.from_numpy(array).mul_(2)
     return torch.from_numpy(array) * 3
 
 
-def _written_later(array: Any) -> torch.Tensor:
+def _write_after_conversion(array: Any) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     array[0] = 5
     return tensor * 3
 
 
-def _written_between(array: Any) -> torch.Tensor:
+def _write_between_reads(array: Any) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     twice, rows = tensor * 2, tensor[1:] + 1
     array[:] = -array
@@ -46,7 +46,7 @@ def _written_between(array: Any) -> torch.Tensor:
 
 
 Pair = collections.namedtuple("Pair", "x y")
-MAKES: dict[str, Callable[[Any], torch.Tensor]] = {
+CONVERSIONS: dict[str, Callable[[Any], torch.Tensor]] = {
     "from_numpy": lambda x: torch.from_numpy(x) * 2,
     "tensor": lambda x: torch.tensor(x) * 2,
     "tensor of another dtype": lambda x: torch.tensor(x, dtype=torch.float64) * 2,
@@ -56,7 +56,7 @@ MAKES: dict[str, Callable[[Any], torch.Tensor]] = {
     "several times": lambda x: torch.from_numpy(x) * torch.tensor(x) + torch.from_numpy(x).T.sum(),
     "by its shape": lambda x: torch.from_numpy(x).reshape(x.shape[1], x.shape[0]) * x.ndim * len(x),
 }
-# What reads an array's values without torch.from_numpy and its like: each call has its own program, or none.
+# Functions that read an array's values without torch.from_numpy or torch.tensor. Each call has its own program, or none.
 READS: dict[str, Callable[[Any], Any]] = {
     "asarray": lambda x: torch.asarray(x) * 2,
     "asarray copies": lambda x: torch.asarray(x, copy=True) * 2,
@@ -86,30 +86,30 @@ READS: dict[str, Callable[[Any], Any]] = {
     "tolist": lambda x: torch.tensor(x.tolist()),
     "flat": lambda x: torch.ones(2) * float(x.flat[3]),
     "shared": lambda x: torch.from_numpy(x.view()) * 2,
-    "a copy that is written to": lambda x: _written(x.copy()),
-    "a copy that Python writes to": lambda x: _written_later(x.copy()),
-    "a read array that is written to": lambda x: _written(x) * float(x[0, 0]),
+    "a copy that is written to": lambda x: _write_through_tensor(x.copy()),
+    "a copy that Python writes to": lambda x: _write_after_conversion(x.copy()),
+    "a read array that is written to": lambda x: _write_through_tensor(x) * float(x[0, 0]),
     "as_tensor of a read array that is written to": lambda x: torch.as_tensor(x).mul_(2) * float(x[0, 0]),
-    "written between two reads, then printed": lambda x: (_written_between(x), print(end=""))[0],
-    "written through a tensor, then printed": lambda x: (_written(x), print(end=""))[0],
+    "written between two reads, then printed": lambda x: (_write_between_reads(x), print(end=""))[0],
+    "written through a tensor, then printed": lambda x: (_write_through_tensor(x), print(end=""))[0],
     "transposed": lambda x: torch.from_numpy(x.T) * 2,
 }
 
 
 @pytest.mark.sample(usual=10)
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy", "ignore:__array_wrap__ must accept:DeprecationWarning")
-@pytest.mark.parametrize("name", [*MAKES, *READS])
-def test_each_call_has_its_arrays_values(name: str) -> None:
-    function = (MAKES | READS)[name]
+@pytest.mark.parametrize("name", [*CONVERSIONS, *READS])
+def test_each_call_uses_its_arrays_values(name: str) -> None:
+    function = (CONVERSIONS | READS)[name]
     step = dynaxla.compile_step(function)
     before = _programs()
     for x in [*_arrays(3), *_arrays(3)[::-1]]:
         mine = x.copy()
         torch.testing.assert_close(step(mine), function(x))
         np.testing.assert_array_equal(mine, x)
-    # A gradient's first call runs code of typing_extensions with torch 2.11, which is not trusted to leave arrays alone.
-    if name in MAKES and not (IS_OLDEST and name == "a leaf"):
-        assert _programs() - before == 1, "an array is an input: one program serves all"
+    # With torch 2.11, the first call of a gradient runs code of typing_extensions, which might change arrays.
+    if name in CONVERSIONS and not (IS_OLDEST and name == "a leaf"):
+        assert _programs() - before == 1, "an array is an input: one program serves all calls"
 
 
 def test_arrays_in_tuples_dicts_and_objects() -> None:
@@ -125,15 +125,15 @@ def test_arrays_in_tuples_dicts_and_objects() -> None:
     arrays = _arrays(9)
     for start in range(6):
         x, y, z, w = (array.copy() for array in arrays[start : start + 4])
-        given = Pair(x, y), {"z": [z]}, Batch(w)
-        torch.testing.assert_close(step(*given), function(*given))
-        assert given[0].x is x
-        assert given[1]["z"][0] is z
-        assert given[2].x is w
+        arguments = Pair(x, y), {"z": [z]}, Batch(w)
+        torch.testing.assert_close(step(*arguments), function(*arguments))
+        assert arguments[0].x is x
+        assert arguments[1]["z"][0] is z
+        assert arguments[2].x is w
     assert _programs() - before == 1
 
 
-def test_an_array_around_the_step_is_read_at_every_call() -> None:
+def test_captured_array_is_read_in_each_call() -> None:
     buffer = np.zeros((4, 3), np.float32)
 
     def function(scale: float) -> Any:
@@ -147,7 +147,7 @@ def test_an_array_around_the_step_is_read_at_every_call() -> None:
     assert _programs() - before == 1
 
 
-def test_a_step_writes_to_an_array_through_a_tensor() -> None:
+def test_write_to_an_array_through_a_tensor() -> None:
     def function(x: Any) -> Any:
         tensor = torch.from_numpy(x)
         tensor.mul_(2)
@@ -161,7 +161,7 @@ def test_a_step_writes_to_an_array_through_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("kind", ["array", "bytearray", "array.array"])
-def test_what_a_step_writes_to_an_array_in_python_happens_once_a_call(kind: str) -> None:
+def test_write_to_an_array_in_python_happens_once_per_call(kind: str) -> None:
     import array
 
     counter: Any = {"array": np.zeros(2), "bytearray": bytearray(2), "array.array": array.array("d", [0, 0])}[kind]
@@ -176,7 +176,7 @@ def test_what_a_step_writes_to_an_array_in_python_happens_once_a_call(kind: str)
         assert counter[0] == call
 
 
-def test_a_step_returns_and_keeps_arrays() -> None:
+def test_step_that_returns_and_stores_arrays() -> None:
     class Log:
         last: Any = None
 
@@ -216,7 +216,7 @@ def test_overlapping_and_repeated_arrays() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_arrays_that_torch_cannot_take_as_they_are() -> None:
+def test_unusual_arrays() -> None:
     def function(x: Any) -> Any:
         return torch.tensor(x) * 2
 
@@ -233,7 +233,7 @@ def test_arrays_that_torch_cannot_take_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_large_arrays_are_read_where_they_are(mapped: bool, tmp_path: Path) -> None:
+def test_large_captured_arrays_are_read_in_place(mapped: bool, tmp_path: Path) -> None:
     data: Any = np.zeros((6, 1 << 22), np.float32)
     if mapped:
         data = np.memmap(tmp_path / "data", np.float32, "w+", shape=data.shape)
@@ -245,11 +245,11 @@ def test_large_arrays_are_read_where_they_are(mapped: bool, tmp_path: Path) -> N
     step = dynaxla.compile_step(function)
     for call in range(6):
         result = step(call)
-        assert data[call, 0] == 1, "what a step writes is written once per call"
+        assert data[call, 0] == 1, "the step writes once per call"
         torch.testing.assert_close(result, torch.tensor([2.0, 0, 0, 0]))
 
 
-def test_a_large_argument_is_an_input() -> None:
+def test_large_argument_is_an_input() -> None:
     def function(x: Any) -> torch.Tensor:
         return torch.from_numpy(x).sum()
 
@@ -260,7 +260,7 @@ def test_a_large_argument_is_an_input() -> None:
     assert _programs() - before == 1
 
 
-def test_other_threads_may_read_what_a_step_makes_tensors_of() -> None:
+def test_other_threads_may_read_a_steps_arrays() -> None:
     buffer = np.zeros(1 << 23, np.float32)
     stop, errors = threading.Event(), list[BaseException]()
 
@@ -282,50 +282,50 @@ def test_other_threads_may_read_what_a_step_makes_tensors_of() -> None:
     assert not errors
 
 
-def _turned(x: Any) -> None:
+def _reshape(x: Any) -> None:
     x.shape = (3, 4) if x.shape == (4, 3) else (4, 3)
 
 
-def _reinterpreted(x: Any) -> None:
+def _change_dtype(x: Any) -> None:
     x.dtype = np.int32 if x.dtype == np.float32 else np.float32
 
 
-def _locked(x: Any) -> None:
+def _toggle_writeable(x: Any) -> None:
     x.flags.writeable = not x.flags.writeable
 
 
-def _written_while_unlocked(x: Any) -> None:
+def _write_while_writeable(x: Any) -> None:
     x.flags.writeable = True
     x[0] += 1
     x.flags.writeable = False
 
 
 @pytest.mark.sample(usual=3)
-@pytest.mark.parametrize("reads", [False, True], ids=["made a tensor of", "read"])
-@pytest.mark.parametrize("change", [_turned, _reinterpreted, _locked, _written_while_unlocked], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("reads", [False, True], ids=["converted", "read"])
+@pytest.mark.parametrize("change", [_reshape, _change_dtype, _toggle_writeable, _write_while_writeable], ids=lambda change: change.__name__)
 @pytest.mark.filterwarnings("ignore:Setting the .* on a NumPy array has been deprecated")  # NumPy 2.5
-def test_a_step_changes_how_an_array_lies_in_memory(change: Callable[[Any], None], reads: bool) -> None:
+def test_step_that_changes_an_arrays_metadata(change: Callable[[Any], None], reads: bool) -> None:
     results = []
     for compiled in (False, True):
-        around, given = (np.round(4 * array) for array in _arrays(2))  # sums of whole numbers are exact
+        captured, argument = (np.round(4 * array) for array in _arrays(2))  # sums of whole numbers are exact
 
-        def function(x: Any, around: Any = around) -> torch.Tensor:
-            factor = float(x.ravel()[1]) + float(around.ravel()[1]) if reads else 1
-            for each in (x, around):
+        def function(x: Any, captured: Any = captured) -> torch.Tensor:
+            factor = float(x.ravel()[1]) + float(captured.ravel()[1]) if reads else 1
+            for each in (x, captured):
                 change(each)
-            return factor * torch.tensor(x).double().sum(0) + torch.tensor(around).double().sum(0)
+            return factor * torch.tensor(x).double().sum(0) + torch.tensor(captured).double().sum(0)
 
         step = dynaxla.compile_step(function) if compiled else function
-        sums = [step(given).tolist() for _ in range(3)]
-        results.append((sums, [(x.dtype, x.shape, x.flags.writeable, x.tolist()) for x in (around, given)]))
+        sums = [step(argument).tolist() for _ in range(3)]
+        results.append((sums, [(x.dtype, x.shape, x.flags.writeable, x.tolist()) for x in (captured, argument)]))
     assert repr(results[0]) == repr(results[1])
 
 
 @pytest.mark.parametrize("name", ["flat", "real"])
-def test_a_step_sets_what_an_array_holds(name: str) -> None:
+def test_step_that_sets_an_arrays_elements(name: str) -> None:
     results = []
     for compiled in (False, True):
-        given, source = _arrays(2)
+        argument, source = _arrays(2)
 
         def function(x: Any, source: Any = source) -> torch.Tensor:
             setattr(x, name, source)
@@ -335,9 +335,9 @@ def test_a_step_sets_what_an_array_holds(name: str) -> None:
         step = dynaxla.compile_step(function) if compiled else function
         sums = []
         for value in (1, 3, 5):
-            given[:], source[:] = 0, value
-            sums.append(step(given).tolist())
-        results.append((sums, given.tolist(), source.tolist()))
+            argument[:], source[:] = 0, value
+            sums.append(step(argument).tolist())
+        results.append((sums, argument.tolist(), source.tolist()))
     assert results[0] == results[1]
 
 

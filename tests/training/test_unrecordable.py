@@ -1,4 +1,4 @@
-"""What a recording refuses: what would come out wrong, and what cannot be put back."""
+"""Tests of training/unrecordable.py: steps that a recording would get wrong, or whose effects it cannot undo, are refused."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ def decorator() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("source", [iter([1, 2]), (number for number in [1]), np.random.default_rng(0), np.random.RandomState(0)], ids=type)
-def test_what_each_recording_would_move_on(source: Any) -> None:
+def test_iterators_are_refused(source: Any) -> None:
     with pytest.raises(CaptureError, match="recording the step would advance it"):
         unrecordable.refuse_iterators(walk({"source": source}))
 
 
-def test_what_lies_still() -> None:
+def test_lists_and_arrays_are_accepted() -> None:
     unrecordable.refuse_iterators(walk({"numbers": [1, 2], "array": np.ones(2), "decorator": decorator()}))
 
 
-def recorded(function: Callable[..., Any], around: ObjectGraph) -> Recorder:
-    recorder = Recorder(around.tensors, 1, {}, set())
-    recorder.run(function, [*around.tensors.values()], {})
+def recorded(function: Callable[..., Any], graph: ObjectGraph) -> Recorder:
+    recorder = Recorder(graph.tensors, 1, {}, set())
+    recorder.run(function, [*graph.tensors.values()], {})
     return recorder
 
 
-def test_writing_where_tensors_overlap() -> None:
+def test_write_to_overlapping_tensors_is_refused() -> None:
     whole = torch.ones(4, 4)
-    around = walk({"whole": whole, "block": whole[1:3, :2]})
-    unrecordable.refuse_overlapping(recorded(lambda one, other: one.sum() + other.sum(), around))
+    graph = walk({"whole": whole, "block": whole[1:3, :2]})
+    unrecordable.refuse_overlapping(recorded(lambda one, other: one.sum() + other.sum(), graph))
     with pytest.raises(CaptureError, match=r"in which .* overlap"):
-        unrecordable.refuse_overlapping(recorded(lambda one, other: one.add_(other.sum()), around))
+        unrecordable.refuse_overlapping(recorded(lambda one, other: one.add_(other.sum()), graph))
     apart = walk({"first": whole[:2], "last": whole[2:]})
     unrecordable.refuse_overlapping(recorded(lambda one, other: one.add_(other.sum()), apart))
 
 
 @pytest.mark.parametrize("view", [lambda array: array, lambda array: array[1:], lambda array: memoryview(array)[:2]])
-def test_an_array_in_a_tensors_memory(view: Callable[[Any], Any]) -> None:
+def test_array_that_shares_memory_with_a_tensor_is_refused(view: Callable[[Any], Any]) -> None:
     array, other = np.ones(4, np.float32), torch.ones(4)
-    around = walk({"tensor": torch.from_numpy(array), "other": other, "array": view(array), "apart": np.ones(4)})
-    found = Snapshot(around, walk({}, around), None)
+    graph = walk({"tensor": torch.from_numpy(array), "other": other, "array": view(array), "apart": np.ones(4)})
+    snapshot = Snapshot(graph, walk({}, graph), None)
     with pytest.raises(CaptureError, match="can reach array, which shares memory with the tensor tensor"):
-        unrecordable.refuse_shared_memory(recorded(lambda one, two: one * two, around), found)
-    unrecordable.refuse_shared_memory(recorded(lambda one, two: two * 2, around), found)
+        unrecordable.refuse_shared_memory(recorded(lambda one, two: one * two, graph), snapshot)
+    unrecordable.refuse_shared_memory(recorded(lambda one, two: two * 2, graph), snapshot)
 
 
 def compares(x: Any) -> Any:
@@ -72,7 +72,7 @@ def asks_both_ways(x: Any) -> Any:
     return isinstance(x, torch.Tensor), type(x)
 
 
-def test_comparing_classes() -> None:
+def test_comparing_classes_is_refused() -> None:
     mine, torchs = globals(), vars(sys.modules["torch.nn.functional"])
     for function in (compares, asks_an_instance):
         with pytest.raises(CaptureError, match=r"test_unrecordable\.py:\d+, in (compares|asks_an_instance)"):

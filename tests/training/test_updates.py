@@ -1,4 +1,4 @@
-"""Updates that torch does in place at the end of a step: when, and that they are those of eager mode."""
+"""Tests of training/updates.py: updates that torch does in place at the end of a step, and their results."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the ops that torch does after programs, as they come."""
+def inplace_ops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the names of the in-place ops that torch runs after programs, in order."""
     return internals.inplace_updates(monkeypatch)
 
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", ["SGD", "SGD momentum", "SGD foreach", "Adam", "Adam amsgrad", "AdamW", "AdamW foreach", "AdamW fused"])
-def test_fused(name: str, done: list[str]) -> None:
+def test_fused(name: str, inplace_ops: list[str]) -> None:
     """The first two steps run in eager mode; the others are one program."""
-    one, first, other, second = two(OPTIMIZERS[name])
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS[name])
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for number, (x, y) in enumerate(batches(5)):
         before = graphs()
         eager(x, y), compiled(x, y)
-        assert done.count(FUSED[name.partition(" ")[0]]) == max(0, number - 1)
+        assert inplace_ops.count(FUSED[name.partition(" ")[0]]) == max(0, number - 1)
         assert [after - earlier for after, earlier in zip(graphs(), before, strict=True)] == [number == 2] * 2
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
 
 
-def _one_by_one(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+def _lerp_each(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
     for average, parameter in zip(averages, parameters, strict=True):
         average.lerp_(parameter, 0.1)
 
 
-def _together(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+def _lerp_foreach(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
     torch._foreach_lerp_(averages, parameters, 0.1)
 
 
-@pytest.mark.parametrize("move", [_one_by_one, _together])
-def test_averages_of_parameters(move: Callable[[list[torch.Tensor], list[torch.Tensor]], None], done: list[str]) -> None:
-    """They read what the optimizer has written, and keep it out of the program."""
+@pytest.mark.parametrize("move", [_lerp_each, _lerp_foreach])
+def test_averages_of_parameters(move: Callable[[list[torch.Tensor], list[torch.Tensor]], None], inplace_ops: list[str]) -> None:
+    """The averages read updated parameters. torch still updates the parameters, and then the averages."""
 
     def averaging(model: nn.Module, optimizer: torch.optim.Optimizer, averages: list[torch.Tensor]) -> Step:
         inner = plain(model, optimizer)
@@ -63,18 +63,21 @@ def test_averages_of_parameters(move: Callable[[list[torch.Tensor], list[torch.T
 
         return step
 
-    one, first, other, second = two(OPTIMIZERS["AdamW"])
-    expected, found = ([parameter.detach() * 2 for parameter in model.parameters()] for model in (one, other))
-    eager, compiled = averaging(one, first, expected), dynaxla.compile_step(averaging(other, second, found))
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"])
+    expected, found = ([parameter.detach() * 2 for parameter in model.parameters()] for model in (eager_model, compiled_model))
+    eager, compiled = (
+        averaging(eager_model, eager_optimizer, expected),
+        dynaxla.compile_step(averaging(compiled_model, compiled_optimizer, found)),
+    )
     for x, y in batches(4):
         eager(x, y), compiled(x, y)
-    assert_same(one, other, second, first)
+    assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
     torch.testing.assert_close(found, expected)
-    assert done.count("_fused_adamw_") == 2
-    assert done[-1].endswith("lerp_")
+    assert inplace_ops.count("_fused_adamw_") == 2
+    assert inplace_ops[-1].endswith("lerp_")
 
 
-Look = Callable[[nn.Module, torch.optim.Optimizer], Any]
+Read = Callable[[nn.Module, torch.optim.Optimizer], Any]
 
 
 def _zeroed_through_out(model: nn.Module, _: torch.optim.Optimizer) -> torch.Tensor:
@@ -83,7 +86,7 @@ def _zeroed_through_out(model: nn.Module, _: torch.optim.Optimizer) -> torch.Ten
     return gradient.sum()
 
 
-LOOKS: dict[str, Look] = {
+READS: dict[str, Read] = {
     "parameters": lambda model, _: [parameter.square().sum() for parameter in model.parameters()],
     "a view of a parameter": lambda model, _: model.first.weight[1:].sum(),
     "gradients": lambda model, _: [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None],
@@ -96,29 +99,29 @@ LOOKS: dict[str, Look] = {
 
 
 @pytest.mark.sample(usual=1)
-@pytest.mark.parametrize("look", LOOKS.values(), ids=list(LOOKS))
-def test_what_is_read_after_the_update(look: Look, done: list[str]) -> None:
-    one, first, other, second = two(OPTIMIZERS["AdamW"])
+@pytest.mark.parametrize("read", READS.values(), ids=list(READS))
+def test_reads_after_the_update(read: Read, inplace_ops: list[str]) -> None:
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["AdamW"])
 
-    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor, y: torch.Tensor) -> Any:
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
             optimizer.step()
             with torch.no_grad():
-                return look(model, optimizer)
+                return read(model, optimizer)
 
         return step
 
-    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    eager, compiled = make_step(eager_model, eager_optimizer), dynaxla.compile_step(make_step(compiled_model, compiled_optimizer))
     for x, y in batches(3):
         torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
-        assert_same(one, other, second, first)
-    assert ("_fused_adamw_" in done) == (look in (LOOKS["gradients"], LOOKS["another step"]))
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
+    assert ("_fused_adamw_" in inplace_ops) == (read in (READS["gradients"], READS["another step"]))
 
 
 class Convolution(nn.Module):
-    """Its weight lies channels-last."""
+    """A model with a channels-last weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,18 +132,18 @@ class Convolution(nn.Module):
         return self.last(self.convolution(x.reshape(-1, 1, 2, 3).expand(-1, 2, -1, -1)).relu().flatten(1))
 
 
-# torch's warning for eager mode, which this test is about.
+# Eager mode warns of the strides that this test is about.
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.parametrize("name", ["SGD momentum", "AdamW"])
-def test_orders_of_memory(name: str, done: list[str]) -> None:
-    """torch's fused kernels for the CPU go through a parameter and its gradient as if both had the same order, and the program must not."""
-    one, first, other, second = two(OPTIMIZERS[name], Convolution)
-    for model in (one, other):
+def test_gradient_with_other_strides_prevents_fused_update(name: str, inplace_ops: list[str]) -> None:
+    """torch's fused kernels for the CPU assume that a parameter and its gradient have equal strides, so they are not used here."""
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS[name], Convolution)
+    for model in (eager_model, compiled_model):
         weight = model.convolution.weight
         weight.grad = torch.zeros(weight.shape)
         assert weight.grad.stride() != weight.stride()
 
-    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor, y: torch.Tensor) -> None:
             F.mse_loss(model(x), y).backward()
             optimizer.step()
@@ -148,24 +151,24 @@ def test_orders_of_memory(name: str, done: list[str]) -> None:
 
         return step
 
-    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    eager, compiled = make_step(eager_model, eager_optimizer), dynaxla.compile_step(make_step(compiled_model, compiled_optimizer))
     for x, y in batches(3):
         eager(x, y), compiled(x, y)
-        assert_same(one, other, second, first)
-    assert not any(name.startswith("_fused") for name in done)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
+    assert not any(name.startswith("_fused") for name in inplace_ops)
 
 
-def flat(make: Make) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+def parameters_in_one_buffer(make: Make) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
     memory = torch.linspace(-1, 1, 14)
     parameters = nn.ParameterList([nn.Parameter(memory[:6].view(2, 3)), nn.Parameter(memory[6:].view(2, 4).t())])
     return list(parameters), make(parameters)
 
 
 @pytest.mark.parametrize("name", ["SGD momentum", "AdamW"])
-def test_parameters_in_one_memory(name: str) -> None:
-    (expected, eager), (actual, compiled) = flat(OPTIMIZERS[name]), flat(OPTIMIZERS[name])
+def test_parameters_in_one_buffer(name: str) -> None:
+    (expected, eager), (actual, compiled) = parameters_in_one_buffer(OPTIMIZERS[name]), parameters_in_one_buffer(OPTIMIZERS[name])
 
-    def make(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> Step:
+    def make_step(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor) -> None:
             optimizer.zero_grad()
             (x @ parameters[0] @ (parameters[1] @ torch.ones(2, 3)).t()[:, :3].t()).square().sum().backward()
@@ -173,7 +176,7 @@ def test_parameters_in_one_memory(name: str) -> None:
 
         return step
 
-    steps = make(expected, eager), dynaxla.compile_step(make(actual, compiled))
+    steps = make_step(expected, eager), dynaxla.compile_step(make_step(actual, compiled))
     for seed in range(3):
         x = torch.randn(5, 2, generator=torch.Generator().manual_seed(seed))
         for step in steps:
@@ -183,44 +186,46 @@ def test_parameters_in_one_memory(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_learning_rate_in_a_tensor(kind: type[torch.optim.Optimizer]) -> None:
-    one, first, other, second = two(lambda model: kind(model.parameters(), lr=torch.tensor(0.01), fused=True))
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(
+        lambda model: kind(model.parameters(), lr=torch.tensor(0.01), fused=True)
+    )
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for number, (x, y) in enumerate(batches(3)):
-        for optimizer in (first, second):
+        for optimizer in (eager_optimizer, compiled_optimizer):
             optimizer.param_groups[0]["lr"].fill_(0.01 * (number + 1))
         eager(x, y), compiled(x, y)
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
 
 
-def test_momentum_of_some_parameters() -> None:
-    one, first, other, second = two(OPTIMIZERS["SGD momentum"])
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+def test_parameter_that_gets_momentum_later() -> None:
+    eager_model, eager_optimizer, compiled_model, compiled_optimizer = two(OPTIMIZERS["SGD momentum"])
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for number, (x, y) in enumerate(batches(5)):
         if number == 2:
-            for model in (one, other):
+            for model in (eager_model, compiled_model):
                 assert isinstance(model, Net)
                 model.frozen.requires_grad_(True)
         eager(x, y), compiled(x, y)
-        assert_same(one, other, second, first)
+        assert_same(eager_model, compiled_model, compiled_optimizer, eager_optimizer)
 
 
 @pytest.mark.parametrize("name", ["SGD momentum", "AdamW fused"])
 def test_half_types(name: str) -> None:
-    """Eager mode here is the step that is not fused: torch's fused SGD errs with half types on the CPU, and is not used then."""
-    one, _, other, second = two(OPTIMIZERS[name], lambda: nn.Linear(6, 32).bfloat16())
-    first = OPTIMIZERS[name.removesuffix(" fused")](one)
-    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    """The reference is not fused: torch's fused SGD is wrong for half types on the CPU, and is not used for them."""
+    eager_model, _, compiled_model, compiled_optimizer = two(OPTIMIZERS[name], lambda: nn.Linear(6, 32).bfloat16())
+    eager_optimizer = OPTIMIZERS[name.removesuffix(" fused")](eager_model)
+    eager, compiled = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(compiled_model, compiled_optimizer))
     for x, _ in batches(3):
         for step in (eager, compiled):
             step(x.bfloat16(), torch.ones(5, 32, dtype=torch.bfloat16))
-    torch.testing.assert_close(dict(other.state_dict()), dict(one.state_dict()), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(dict(compiled_model.state_dict()), dict(eager_model.state_dict()), rtol=1e-2, atol=1e-2)
 
 
 def test_gradients_of_other_strides() -> None:
-    """What autograd.grad gives may lie in another order than fake tensors say, and kernels on the CPU do not look."""
+    """autograd.grad may return other strides than fake tensors have, and kernels on the CPU do not check strides."""
     parameters = [nn.Parameter(torch.arange(12.0).view(3, 4)) for _ in range(2)]
 
-    def make(parameter: nn.Parameter) -> Step:
+    def make_step(parameter: nn.Parameter) -> Step:
         optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
 
         def step(x: torch.Tensor, index: torch.Tensor) -> None:
@@ -231,7 +236,7 @@ def test_gradients_of_other_strides() -> None:
 
         return step
 
-    eager, compiled = make(parameters[0]), dynaxla.compile_step(make(parameters[1]))
+    eager, compiled = make_step(parameters[0]), dynaxla.compile_step(make_step(parameters[1]))
     for number in range(3):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
         for step in (eager, compiled):
@@ -240,55 +245,55 @@ def test_gradients_of_other_strides() -> None:
 
 
 def test_restrided_arguments() -> None:
-    """Strides that the op takes for granted are made, and what is written reaches the tensor itself."""
+    """The op runs on a copy with the strides that it assumes. The result is written to the tensor itself."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     update = InplaceUpdate(node, torch.ops.aten.zero_, (node,), {}, {node: (1, 3)}, [node])
     x = torch.ones(3, 4)
-    made = update.run(lambda _: x)
-    assert made.stride() == (1, 3)
+    result = update.run(lambda _: x)
+    assert result.stride() == (1, 3)
     assert not x.any()
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_counts_of_a_program_that_may_have_failed(fails: bool) -> None:
-    """One kernel adds to all, and nobody waits for a tensor's value."""
+def test_counts_after_a_failed_program(fails: bool) -> None:
+    """One kernel adds to all counts, without waiting for a tensor's value."""
     graph = torch.fx.Graph()
     counts = [graph.placeholder(f"count_{index}") for index in range(3)]
     node = graph.call_function(torch.ops.aten._foreach_add_.Scalar, (counts, 2))
     values = {count: torch.tensor(float(index)) for index, count in enumerate(counts)}
     update = InplaceUpdate(node, torch.ops.aten._foreach_add_, (counts, 2), {}, {}, counts)
-    seen: list[str] = []
+    ops: list[str] = []
 
-    class Seeing(TorchDispatchMode):
+    class OpRecorder(TorchDispatchMode):
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(op))
+            ops.append(str(op))
             return op(*args, **(kwargs or {}))
 
-    with Seeing():
+    with OpRecorder():
         update.run(values.__getitem__, torch.tensor(float(fails)))
     assert [value.item() for value in values.values()] == ([0, 1, 2] if fails else [2, 3, 4])
-    assert seen.count("aten._foreach_add_.Tensor") == 1
-    assert not {"aten.clone.default", "aten.copy_.default", "aten._local_scalar_dense.default"} & set(seen)
+    assert ops.count("aten._foreach_add_.Tensor") == 1
+    assert not {"aten.clone.default", "aten.copy_.default", "aten._local_scalar_dense.default"} & set(ops)
 
 
-def test_batch_norms_count_in_one_call(done: list[str]) -> None:
-    def make() -> nn.Module:
+def test_batch_norm_counts_in_one_call(inplace_ops: list[str]) -> None:
+    def make_model() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
 
-    model, optimizer, other, second = two(OPTIMIZERS["SGD"], make)
-    eager, step = plain(other, second), dynaxla.compile_step(plain(model, optimizer))
+    model, optimizer, eager_model, eager_optimizer = two(OPTIMIZERS["SGD"], make_model)
+    eager, step = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(model, optimizer))
     for x, y in batches(3):
-        done.clear()
+        inplace_ops.clear()
         step(x, y)
         eager(x, y)
-    assert done.count("_foreach_add_") == 1
-    assert "add_" not in done
+    assert inplace_ops.count("_foreach_add_") == 1
+    assert "add_" not in inplace_ops
     assert [module.num_batches_tracked.item() for module in model if isinstance(module, nn.BatchNorm1d)] == [3, 3, 3]
-    assert_same(model, other, optimizer, second)
+    assert_same(model, eager_model, optimizer, eager_optimizer)
 
 
-def test_settings_in_tensors() -> None:
+def test_tensor_as_setting_is_refused() -> None:
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, weight_decay=torch.tensor(0.1))
 
@@ -301,7 +306,7 @@ def test_settings_in_tensors() -> None:
         step()
 
 
-def test_nothing_is_left_on_the_optimizer() -> None:
+def test_optimizer_gets_no_new_attributes() -> None:
     _, _, model, optimizer = two(OPTIMIZERS["SGD"])
     before = set(vars(optimizer))
     step = dynaxla.compile_step(plain(model, optimizer))
@@ -311,16 +316,16 @@ def test_nothing_is_left_on_the_optimizer() -> None:
 
 
 @pytest.mark.parametrize("name", ["SGD momentum", "Adam"])
-def test_nothing_is_written_after_a_program_that_has_failed(name: str, done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where only the device knows that it has."""
-    model, optimizer, other, second = two(OPTIMIZERS[name], lambda: nn.Linear(6, 8))
-    eager, step = plain(other, second), dynaxla.compile_step(plain(model, optimizer))
+def test_no_update_after_a_failed_program(name: str, inplace_ops: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, only the device knows of the failure."""
+    model, optimizer, eager_model, eager_optimizer = two(OPTIMIZERS[name], lambda: nn.Linear(6, 8))
+    eager, step = plain(eager_model, eager_optimizer), dynaxla.compile_step(plain(model, optimizer))
     for number, (x, y) in enumerate(batches(5)):
         fails = number == 3
         internals.failed_checks(monkeypatch, fails)
-        done.clear()
+        inplace_ops.clear()
         step(x, y)
-        assert (FUSED[name.partition(" ")[0]] in done) == (number >= 2)
+        assert (FUSED[name.partition(" ")[0]] in inplace_ops) == (number >= 2)
         if not fails:
             eager(x, y)
-        assert_same(model, other, optimizer, second)
+        assert_same(model, eager_model, optimizer, eager_optimizer)

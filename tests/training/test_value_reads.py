@@ -1,4 +1,4 @@
-"""Looks at values, by whatever way Python takes them: also where the function swallows what refuses them."""
+"""Tests of training/value_reads.py: all ways to read a tensor's value in Python, also in steps that catch the resulting error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynaxla.errors import CaptureError
 from dynaxla.observe import metrics
 from dynaxla.training.value_reads import ValueReadDetector
 
-LOOKS: dict[str, Callable[[torch.Tensor], float]] = {
+READS: dict[str, Callable[[torch.Tensor], float]] = {
     "item": lambda x: x.max().item(),
     "int": lambda x: int(x.sum()),
     "bool": lambda x: 2.0 if x.sum() > 9 else 5.0,
@@ -33,30 +33,30 @@ LOOKS: dict[str, Callable[[torch.Tensor], float]] = {
 }
 
 
-def scale_of(look: Callable[[torch.Tensor], float], x: torch.Tensor) -> float:
+def scale_of(read: Callable[[torch.Tensor], float], x: torch.Tensor) -> float:
     try:
-        return look(x)
+        return read(x)
     except Exception:
         return 1.0
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_swallowed_refusal(name: str) -> None:
-    """Fake tensors refuse the look; the function must not go on as if its own exception had come."""
-    step = dynaxla.compile_step(lambda x: x * scale_of(LOOKS[name], x))
+@pytest.mark.parametrize("name", READS)
+def test_step_that_catches_the_error(name: str) -> None:
+    """Fake tensors refuse the read. The step must not continue as if its own code had raised the exception."""
+    step = dynaxla.compile_step(lambda x: x * scale_of(READS[name], x))
     for value in (2.0, 4.0, 8.0, 16.0):
         x = torch.full((2,), value)
-        torch.testing.assert_close(step(x), x * LOOKS[name](x))
+        torch.testing.assert_close(step(x), x * READS[name](x))
 
 
 @pytest.mark.parametrize("name", ["item", "bool", "nonzero"])
-def test_a_swallowed_refusal_with_fullgraph(name: str) -> None:
+def test_step_that_catches_the_error_with_fullgraph(name: str) -> None:
     with pytest.raises(CaptureError, match="value"):
-        dynaxla.compile_step(lambda x: x * scale_of(LOOKS[name], x), fullgraph=True)(torch.ones(2))
+        dynaxla.compile_step(lambda x: x * scale_of(READS[name], x), fullgraph=True)(torch.ones(2))
 
 
-def test_a_swallowed_look_at_a_learning_rate() -> None:
+def test_step_that_catches_the_error_of_a_learning_rate() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
 
     @dynaxla.compile_step
@@ -71,26 +71,26 @@ def test_a_swallowed_look_at_a_learning_rate() -> None:
         assert step(torch.ones(1)).item() == (2 if rate == 0.5 else 3)
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_seen_in_eager_mode(name: str) -> None:
+@pytest.mark.parametrize("name", READS)
+def test_read_is_detected_in_eager_mode(name: str) -> None:
     with ValueReadDetector() as reads:
-        LOOKS[name](torch.full((2,), 8.0))
+        READS[name](torch.full((2,), 8.0))
     assert "test_value_reads.py" in reads.first
 
 
-def test_an_optimizer_of_ones_own_looks() -> None:
-    class Own(torch.optim.SGD):
+def test_read_of_custom_optimizer_is_detected() -> None:
+    class ReadingOptimizer(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             self.param_groups[0]["params"][0].sum().item()
             return super().step(closure)
 
     with ValueReadDetector() as reads:
-        Own([torch.ones(3)], lr=0.1).step()
+        ReadingOptimizer([torch.ones(3)], lr=0.1).step()
     assert "test_value_reads.py" in reads.first
 
 
-def test_not_seen() -> None:
-    """Computing takes no look; an optimizer of torch's takes one at its step count, which a recording keeps in a tensor."""
+def test_computation_is_not_a_read() -> None:
+    """Computation reads no values. torch's optimizers read their step counts, which recordings keep in tensors."""
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer: Any = torch.optim.Adam([parameter])
     with ValueReadDetector() as reads:
@@ -101,7 +101,7 @@ def test_not_seen() -> None:
 
 
 def test_one_hot_vectors() -> None:
-    """torch reads the largest class only to check it: the step is a program that makes the same checks."""
+    """torch reads the largest class only for a check, so the step is a program with the same check."""
 
     def step(classes: torch.Tensor, count: int = 4) -> torch.Tensor:
         return torch.nn.functional.one_hot(classes, count)

@@ -1,6 +1,6 @@
-"""Gradients that wrap others, as DTensors do, and stay behind a step: a call costs what plain ones cost, and what is changed is seen.
+"""Gradients that wrap another tensor, as DTensors do, and stay after a step: calls cost as much as with plain gradients.
 
-In a process of its own, which is a group by itself: whether a group exists is known to all of a process."""
+Each test runs in its own process, which is a process group by itself: a process group is global to its process."""
 
 from __future__ import annotations
 
@@ -154,11 +154,11 @@ print(len(changes))
 
 
 @not_in_oldest("FSDP2 whose steps can be recorded")
-def test_a_call_costs_what_plain_gradients_cost() -> None:
-    """No search among all that the step can reach, and no old gradient is kept."""
+def test_calls_cost_as_much_as_with_plain_gradients() -> None:
+    """A call does not walk the step's objects, and old gradients are freed."""
     print(run_script(START + WORK, XLA_FLAGS=quick_compilation.flags()))
 
 
-def test_changes_are_seen() -> None:
-    """But not those inside of a spec, which torch hashes and does not change either; another spec is seen."""
+def test_changes_are_noticed() -> None:
+    """Another spec of a DTensor is noticed, too. Changes inside a spec are not: torch hashes specs, and does not change them."""
     print(run_script(START + CHANGES, XLA_FLAGS=quick_compilation.flags()))

@@ -1,4 +1,4 @@
-"""Measurements as people read them."""
+"""Tests of the tables of measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("│")[1:-1]]
 
 
-def test_a_table_for_each_op_and_machine() -> None:
+def test_each_op_and_machine_has_a_table() -> None:
     def measured(op: str, problem: str, machine: str, chosen: str = "xla", **seconds: float | None) -> Measurement:
         return Measurement(op, problem, machine, seconds, "xla", chosen)
 
@@ -38,5 +38,5 @@ def test_a_table_for_each_op_and_machine() -> None:
     assert lines[-1] == "4 problems; for 1 of them another implementation than the expected one was chosen."
 
 
-def test_nothing_measured() -> None:
+def test_output_without_measurements() -> None:
     assert shown() == "0 problems; for 0 of them another implementation than the expected one was chosen.\n"

@@ -1,4 +1,4 @@
-"""Measured implementations: all that fit are tried, the fastest is taken and remembered, and results stay right."""
+"""Tests of measured implementations: all that support a problem are tried, the fastest is used and stored, and results are correct."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from dynaxla.runtime.store import Store
 from dynaxla.tuning import tuner
 from support.forced_implementations import backend_with
 
-registry.fill()  # IMPLEMENTATIONS has all of them now
+registry.fill()  # fills IMPLEMENTATIONS
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "_measurements", {})
 
 
@@ -56,10 +56,10 @@ def run(cache: Path, implementations: Mapping[str, str] | None = None, **options
 
 def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
-    tried = tuning.measurements()
-    assert {item.op for item in tried} == {"convolution", "contraction"}
-    assert len(tried) == 3
-    for item in tried:
+    measurements = tuning.measurements()
+    assert {item.op for item in measurements} == {"convolution", "contraction"}
+    assert len(measurements) == 3
+    for item in measurements:
         assert set(item.seconds) <= set(IMPLEMENTATIONS[item.op].by_name)
         assert len(item.seconds) > 1
         assert all(value is not None and value > 0 for value in item.seconds.values())
@@ -69,12 +69,12 @@ def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "_measurements", {})
     run(tmp_path)
     assert metrics.snapshot()["tune"] == measured
-    assert sorted(tuning.stored_measurements(Store(tmp_path / "tuning")), key=str) == sorted(tried, key=str)
+    assert sorted(tuning.stored_measurements(Store(tmp_path / "tuning")), key=str) == sorted(measurements, key=str)
 
 
 @pytest.mark.parametrize("package", [torch, jax, dynaxla], ids=lambda package: package.__name__)
 def test_another_version_measures_again(package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Implementations are dynaxla's, may call torch's kernels, and are compiled by way of jax."""
+    """The times depend on all three packages: dynaxla has the implementations, which may call torch's kernels, and jax compiles them."""
     run(tmp_path)
     measured = metrics.snapshot()["tune"]
     monkeypatch.setattr(package, "__version__", "0.0.1")
@@ -88,12 +88,12 @@ def test_forced_implementation_is_not_measured(tmp_path: Path) -> None:
     assert tuning.measurements() == []
 
 
-def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is expected. One that XLA refuses is out. The clock goes by what an implementation is said to cost."""
+def test_fastest_implementation_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest one is not the expected one. An implementation that XLA refuses is excluded. The clock is simulated."""
     monkeypatch.setattr(CONTRACTION, "by_name", dict(CONTRACTION.by_name))
     now, compiled = [0.0], tuner.Tuner._compiled
 
-    def costing(self: tuner.Tuner, implementation: Any, problem: Any, arrays: Any) -> Callable[[], object]:
+    def compiled_with_cost(self: tuner.Tuner, implementation: Any, problem: Any, arrays: Any) -> Callable[[], object]:
         call = compiled(self, implementation, problem, arrays)
 
         def run() -> object:
@@ -103,7 +103,7 @@ def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return run
 
     monkeypatch.setattr(tuner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(tuner.Tuner, "_compiled", costing)
+    monkeypatch.setattr(tuner.Tuner, "_compiled", compiled_with_cost)
 
     @CONTRACTION.implementation("quick", preferred=lambda _: False)
     def _quick(problem: Any, x: Array, y: Array) -> Array:
@@ -119,16 +119,16 @@ def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return jax.ffi.ffi_call("there is no such call", result)(result)
 
     run(tmp_path)
-    (found,) = (item for item in tuning.measurements() if item.op == "contraction")
-    assert found.seconds["refused"] is None
-    assert {name: seconds for name, seconds in found.seconds.items() if name in ("quick", "slow", "xla")} == pytest.approx(
+    (measurement,) = (item for item in tuning.measurements() if item.op == "contraction")
+    assert measurement.seconds["refused"] is None
+    assert {name: seconds for name, seconds in measurement.seconds.items() if name in ("quick", "slow", "xla")} == pytest.approx(
         {"quick": 0.001, "slow": 0.004, "xla": 0.002}
     )
-    assert found.chosen == "quick" != found.expected
+    assert measurement.chosen == "quick" != measurement.expected
 
 
-def test_what_cannot_be_measured_keeps_the_expected_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A problem that does not say what its operands are."""
+def test_unmeasurable_problem_keeps_the_expected_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The problem has no description of its operands."""
     monkeypatch.setattr("dynaxla.lowering.implementations.IMPLEMENTATIONS", {})
     implementations: Implementations[Any] = Implementations("test_unmeasured")
     for name, preferred in (("slow", False), ("preferred", True), ("any", True)):

@@ -1,6 +1,6 @@
-"""Small functions of the kinds that AOTAutograd's own tests are about, each compared with eager mode and, where they differ, aot_eager.
+"""Small functions of the kinds that AOTAutograd's own tests cover. Each is compared with eager mode, and with aot_eager where that differs.
 
-table.py says what a case is; judge.py runs and compares one. The other modules hold the cases, by kind.
+table.py defines a case; judge.py runs and compares a case. The other modules contain the cases, by kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outputs that are inputs, views of inputs, views of one another or of what nobody returns; strides; constants."""
+"""Outputs that are inputs, or views of inputs, of other outputs or of unreturned intermediates; strides; constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 @case(lambda: (t(3, 4),))
 @case(lambda: (t(3, 4, grad=True),), "requires grad")
 @case(lambda: (t(3, 4, grad=True),), "dynamic", dynamic=True)
-def the_input_itself(x: Tensor) -> tuple[Tensor, Tensor]:
+def returned_input(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, x + 1
 
 
@@ -70,7 +70,7 @@ def one_view_of_an_intermediate(x: Tensor) -> Tensor:
 
 @case(lambda: (t(4, 6, grad=True),))
 @case(lambda: (t(4, 6),), "plain")
-def pieces(x: Tensor) -> list[Tensor]:
+def chunks_and_splits(x: Tensor) -> list[Tensor]:
     y = x + 1
     return [*y.chunk(2), *y.unbind(1)[:2], *x.split(2)]
 
@@ -84,13 +84,13 @@ def write_to_an_intermediate_by_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @case(lambda: (t(3, 4, grad=True),))
-def detached_and_not(x: Tensor) -> tuple[Tensor, ...]:
+def detached_outputs(x: Tensor) -> tuple[Tensor, ...]:
     y = x * 2
     return y, y.detach(), x.detach(), y.detach().t()
 
 
 @case(lambda: (t(3, 4, grad=True),))
-def the_same_result_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+def same_result_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return y, y
 
@@ -128,7 +128,7 @@ def expanded(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @case(lambda: (t(3, 8, grad=True)[:, ::2],))
-def gaps(x: Tensor) -> tuple[Tensor, ...]:
+def strided_inputs_and_views(x: Tensor) -> tuple[Tensor, ...]:
     return (x + 1)[:, ::2], x[::2], x * 2
 
 
@@ -138,7 +138,7 @@ def another_dtype_of_the_same_memory(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @case(lambda: (torch.randn(3, 4, dtype=torch.complex64, requires_grad=True),))
-def parts_of_complex_numbers(x: Tensor) -> tuple[Tensor, ...]:
+def views_of_complex_numbers(x: Tensor) -> tuple[Tensor, ...]:
     return x.real, torch.view_as_real(x * 2), x.conj(), (x * 2).imag
 
 
@@ -149,12 +149,12 @@ def inputs_that_share_memory(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, .
 
 @case(lambda: (t(12),))
 @case(lambda: (t(12, grad=True),), "requires grad")
-def strided_by_hand(x: Tensor) -> tuple[Tensor, Tensor]:
+def as_strided_views(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.as_strided((2, 3), (1, 2), 1), (x * 2).as_strided((2, 2), (3, 1))
 
 
 @case(lambda: (t(0, 3, grad=True),))
-def nothing_in_them(x: Tensor) -> tuple[Tensor, ...]:
+def empty_tensors(x: Tensor) -> tuple[Tensor, ...]:
     return x * 2, x.t(), x.sum()
 
 

@@ -1,4 +1,4 @@
-"""Ops that act: effect tokens, custom ops that write, printing, assertions; random numbers, functional ones among them."""
+"""Ops with effects: effect tokens, custom ops that write, printing, assertions, and random numbers, also functional ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ noted: list[float] = []
 
 @torch.library.custom_op("dynaxla_aot::note", mutates_args=())
 def note(x: Tensor) -> Tensor:
-    """Adds what was noted before, so that the order of calls can be seen, and notes the sum."""
+    """Notes the sum of x. Adds the last two noted sums to the result, so that results depend on the order of calls."""
     before = sum(noted[-2:])
     noted.append(float(x.sum()))
     return x + before
@@ -34,13 +34,13 @@ def write(x: Tensor, y: Tensor) -> None:
     x.add_(y)
 
 
-@torch.library.custom_op("dynaxla_aot::write_and_give", mutates_args=("x",))
-def write_and_give(x: Tensor, y: Tensor) -> Tensor:
+@torch.library.custom_op("dynaxla_aot::write_and_return", mutates_args=("x",))
+def write_and_return(x: Tensor, y: Tensor) -> Tensor:
     x.mul_(2)
     return x + y
 
 
-write_and_give.register_fake(lambda x, y: torch.empty_like(x))
+write_and_return.register_fake(lambda x, y: torch.empty_like(x))
 
 
 @torch.library.custom_op("dynaxla_aot::write_list", mutates_args=("xs",))
@@ -50,36 +50,36 @@ def write_list(xs: list[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def forgetting() -> Iterator[None]:
+def without_notes() -> Iterator[None]:
     noted.clear()
     yield
 
 
 @contextlib.contextmanager
-def forgetting_gradients() -> Iterator[None]:
-    with forgetting(), torch.no_grad():
+def without_notes_and_gradients() -> Iterator[None]:
+    with without_notes(), torch.no_grad():
         yield
 
 
-@case(lambda: (t(3),), around=forgetting)
-@case(lambda: (t(3),), "without gradients", around=forgetting_gradients)
-@case(lambda: (t(3),), "dynamic", around=forgetting, dynamic=True)
+@case(lambda: (t(3),), around=without_notes)
+@case(lambda: (t(3),), "without gradients", around=without_notes_and_gradients)
+@case(lambda: (t(3),), "dynamic", around=without_notes, dynamic=True)
 def ordered_effects(x: Tensor) -> tuple[Tensor, Tensor]:
     return note(note(x * 2) + 1), note(x)
 
 
-@case(lambda: (t(3, grad=True),), around=forgetting)
+@case(lambda: (t(3, grad=True),), around=without_notes)
 def ordered_effects_in_training(x: Tensor) -> Tensor:
     return note(note(x * 2).sin())
 
 
-@case(lambda: (t(3),), around=forgetting)
-def effect_whose_result_nobody_reads(x: Tensor) -> tuple[Tensor, Tensor]:
+@case(lambda: (t(3),), around=without_notes)
+def effect_whose_result_is_unused(x: Tensor) -> tuple[Tensor, Tensor]:
     note(x * 5)
     return note(x), x + 1
 
 
-@case(lambda: (t(3),), around=forgetting)
+@case(lambda: (t(3),), around=without_notes)
 def effects_and_a_write(x: Tensor) -> Tensor:
     x.add_(1)
     y = note(x)
@@ -108,8 +108,8 @@ def custom_op_that_writes_to_an_intermediate(x: Tensor, y: Tensor) -> Tensor:
 
 
 @case(lambda: (t(3), t(3)))
-def custom_op_that_writes_and_gives(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return write_and_give(x, y) + 1, x * 2
+def custom_op_that_writes_and_returns(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return write_and_return(x, y) + 1, x * 2
 
 
 @case(lambda: ([t(3), t(4)],))

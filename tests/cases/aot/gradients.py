@@ -1,4 +1,4 @@
-"""Gradients: regions without them, autocast, custom functions, higher orders, what requires grad and what gets none."""
+"""Gradients: regions without gradients, autocast, custom functions, higher orders, inputs with and without gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def region_with_gradients(x: Tensor) -> Tensor:
 
 
 @case(lambda: (t(3, grad=True),))
-def gradient_mode_set_for_good(x: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_mode_set_and_restored(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     torch.set_grad_enabled(False)
     z = y * 2
@@ -55,7 +55,7 @@ def module(x: Tensor, net: nn.Module) -> Tensor:
 
 
 @case(lambda: (t(4, 3, grad=True), nn.Linear(3, 3)))
-def module_twice(x: Tensor, net: nn.Module) -> Tensor:
+def same_module_twice(x: Tensor, net: nn.Module) -> Tensor:
     return net(net(x).relu())
 
 
@@ -74,7 +74,7 @@ def autocast_inside(x: Tensor, net: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 @case(lambda: (t(3, grad=True),), order=2)
-def twice_differentiated(x: Tensor) -> Tensor:
+def second_derivative(x: Tensor) -> Tensor:
     return x.sin() * x
 
 
@@ -117,7 +117,7 @@ class Partly(torch.autograd.Function):
 
 
 @case(lambda: (t(3, grad=True), t(3, grad=True)))
-def custom_function_that_gives_no_gradient(x: Tensor, y: Tensor) -> Tensor:
+def custom_function_with_one_gradient(x: Tensor, y: Tensor) -> Tensor:
     return Partly.apply(x, y)
 
 

@@ -20,7 +20,7 @@ def saved_on_the_cpu(x: Tensor) -> Tensor:
 
 
 def doubled() -> Any:
-    """Hooks that can be told from none by the gradients."""
+    """The gradients differ from those without hooks."""
     return graph.saved_tensors_hooks(lambda tensor: tensor * 2, lambda tensor: tensor)
 
 

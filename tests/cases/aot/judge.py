@@ -1,4 +1,4 @@
-"""Runs a case and says everything that a caller can see of it."""
+"""Runs a case, and records everything that a caller can observe."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Facts = dict[str, Any]
 
 
 def judge(case: Case) -> None:
-    """Raises: AssertionError unless every call's facts are eager's, or else aot_eager's."""
-    eager = observe(case, case.function)
-    mine = observe(case, _compiled(case, "dynaxla"))
-    theirs: list[Facts] | None = None
-    for index, (actual, expected) in enumerate(zip(mine, eager, strict=True)):
+    """Raises an AssertionError unless each fact of each call is that of eager mode or of aot_eager."""
+    eager_calls = observe(case, case.function)
+    actual_calls = observe(case, _compiled(case, "dynaxla"))
+    aot_calls: list[Facts] | None = None
+    for index, (actual, expected) in enumerate(zip(actual_calls, eager_calls, strict=True)):
         for name in dict.fromkeys((*expected, *actual)):
-            problem = _difference(actual.get(name), expected.get(name))
-            if problem:
-                theirs = theirs or observe(case, _compiled(case, "aot_eager"))
-                other = _difference(actual.get(name), theirs[index].get(name))
-                assert not other, f"call {index}, {name}: unlike eager ({problem}) and unlike aot_eager ({other})"
+            eager_problem = _difference(actual.get(name), expected.get(name))
+            if eager_problem:
+                aot_calls = aot_calls or observe(case, _compiled(case, "aot_eager"))
+                aot_problem = _difference(actual.get(name), aot_calls[index].get(name))
+                assert not aot_problem, f"call {index}, {name}: unlike eager ({eager_problem}) and unlike aot_eager ({aot_problem})"
 
 
 def _compiled(case: Case, backend: str) -> Callable[..., Any]:
@@ -38,15 +38,15 @@ def _compiled(case: Case, backend: str) -> Callable[..., Any]:
 
 
 def observe(case: Case, function: Callable[..., Any]) -> list[Facts]:
-    """Of two calls, what each of them did."""
-    found = []
+    """Returns the facts of each of two calls."""
+    facts = []
     with torch._dynamo.config.patch(case.config), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed in (0, 1):
             torch.manual_seed(seed)
             with case.around():
-                found.append(_observe_call(case, function, case.make()))
-    return found
+                facts.append(_observe_call(case, function, case.make()))
+    return facts
 
 
 def _observe_call(case: Case, function: Callable[..., Any], args: tuple[Any, ...]) -> Facts:
@@ -55,7 +55,7 @@ def _observe_call(case: Case, function: Callable[..., Any], args: tuple[Any, ...
     try:
         outputs = function(*args)
     except Exception as error:
-        return {"error": _kind(error), "inputs after the call": _values(inputs)}
+        return {"error": _class_of(error), "inputs after the call": _values(inputs)}
     flat, structure = pytree.tree_flatten(outputs)
     results = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
     shared = {index for pair in _aliases([*inputs, *results]) for index in pair}
@@ -63,13 +63,13 @@ def _observe_call(case: Case, function: Callable[..., Any], args: tuple[Any, ...
         "structure": str(structure),
         "numbers": [leaf for leaf in flat if not isinstance(leaf, torch.Tensor)],
         "types": [type(tensor).__name__ for tensor in results],
-        "looks": list(map(_looks, results)),
+        "metadata": list(map(_metadata, results)),
         "views": [
             tensor._is_view() for index, tensor in enumerate(results, len(inputs)) if index in shared and type(tensor) is torch.Tensor
         ],
-        "which are inputs": [next((i for i, given in enumerate(inputs) if given is tensor), None) for tensor in results],
+        "input of each result": [next((i for i, given in enumerate(inputs) if given is tensor), None) for tensor in results],
         "aliases": _aliases([*inputs, *results]),
-        "inputs' looks": list(map(_looks, inputs)),
+        "inputs' metadata": list(map(_metadata, inputs)),
         "written": [version is not None and tensor._version != version for tensor, version in zip(inputs, versions, strict=True)],
         "gradient mode": torch.is_grad_enabled(),
     }
@@ -90,10 +90,10 @@ def _differentiate(case: Case, inputs: Sequence[torch.Tensor], results: Sequence
             loss = sum(gradient.square().sum() for gradient in first if gradient is not None)
         loss.backward()
     except Exception as error:
-        return {"error of the backward pass": _kind(error)}
+        return {"error of the backward pass": _class_of(error)}
     facts: Facts = {
-        "which have gradients": [leaf.grad is not None for leaf in leaves],
-        "gradients' looks": [_looks(leaf.grad) for leaf in leaves if leaf.grad is not None],
+        "leaves with gradients": [leaf.grad is not None for leaf in leaves],
+        "gradients' metadata": [_metadata(leaf.grad) for leaf in leaves if leaf.grad is not None],
     }
     if not case.random:
         facts["gradients"] = _values([leaf.grad for leaf in leaves if leaf.grad is not None])
@@ -103,14 +103,14 @@ def _differentiate(case: Case, inputs: Sequence[torch.Tensor], results: Sequence
 
 
 def _weights(tensor: torch.Tensor) -> torch.Tensor | float:
-    """What a result is multiplied with. Gradients get its strides, which are not the result's."""
+    """Returns the factor of a result in the loss. Gradients get the strides of the factor, which are not those of the result."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
         return 1.5
     return torch.linspace(0.5, 1.5, tensor.numel(), dtype=tensor.dtype).view(tensor.shape[::-1]).permute(tuple(range(tensor.dim()))[::-1])
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
-    """The tensors in containers and modules, each once."""
+    """Returns the tensors in containers and modules, each once."""
     found: dict[int, torch.Tensor] = {}
     for leaf in pytree.tree_leaves(values):
         held = [*leaf.parameters(), *leaf.buffers()] if isinstance(leaf, nn.Module) else [leaf]
@@ -121,7 +121,7 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def plain(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What a tensor wraps, down to tensors that wrap nothing."""
+    """Returns the tensors that a tensor wraps, down to tensors that wrap none."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()]
     return [inner for name in tensor.__tensor_flatten__()[0] for inner in plain(getattr(tensor, name))]
@@ -132,13 +132,13 @@ def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [inner.clone() for tensor in tensors for inner in plain(tensor)]
 
 
-def _looks(tensor: torch.Tensor) -> tuple[Any, ...]:
-    own = (tensor.dtype, str(tensor.layout), tensor.requires_grad, tensor.is_leaf, tensor.is_inference())
+def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
+    common = (tensor.dtype, str(tensor.layout), tensor.requires_grad, tensor.is_leaf, tensor.is_inference())
     if tensor.layout == torch.jagged:
-        return own
+        return common
     if tensor.layout != torch.strided:
-        return (*own, tuple(tensor.shape))
-    return (*own, tuple(tensor.shape), strides(tensor), tensor.is_conj(), tensor.is_neg())
+        return (*common, tuple(tensor.shape))
+    return (*common, tuple(tensor.shape), strides(tensor), tensor.is_conj(), tensor.is_neg())
 
 
 def _aliases(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
@@ -147,10 +147,10 @@ def _aliases(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     return [(i, j) for i in range(len(keys)) for j in range(i + 1, len(keys)) if keys[i] == keys[j]]
 
 
-def _kind(error: Exception) -> str:
-    """The class of an error; those that TorchDynamo wraps count as what they wrap."""
+def _class_of(error: Exception) -> str:
+    """Returns the name of an error's class; for an error that TorchDynamo wraps, that of the inner error."""
     inner = getattr(error, "inner_exception", None) or error.__cause__
-    return _kind(inner) if isinstance(inner, Exception) else type(error).__name__
+    return _class_of(inner) if isinstance(inner, Exception) else type(error).__name__
 
 
 def _difference(actual: Any, expected: Any) -> str:

@@ -1,4 +1,4 @@
-"""Writes to inputs: in the forward pass, the backward pass, both; through views; to what requires grad, and what does not."""
+"""Writes to inputs in the forward pass, the backward pass or both, through views, with and without gradients."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def write_through_views_of_views(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @case(lambda: ((lambda base: (base[0], base[1]))(t(2, 5)),))
-def write_to_one_of_two_views_of_one(pair: tuple[Tensor, Tensor]) -> Tensor:
+def write_to_one_of_two_views_of_a_tensor(pair: tuple[Tensor, Tensor]) -> Tensor:
     pair[0].add_(1)
     return pair[0] + pair[1]
 
@@ -97,7 +97,7 @@ def write_to_an_alias_of_another_input(x: Tensor, y: Tensor) -> tuple[Tensor, Te
 
 @case(lambda: (lambda x: (x, x))(t(3)))
 @case(lambda: (lambda x: (x, x))(result(3)), "requires grad")
-def the_same_input_twice(x: Tensor, y: Tensor) -> Tensor:
+def same_input_twice(x: Tensor, y: Tensor) -> Tensor:
     x.add_(1)
     return x * y
 
@@ -174,9 +174,9 @@ def write_by_index(x: Tensor, i: Tensor) -> Tensor:
 
 @case(lambda: (t(3, 4), t(3, 4)))
 def swap(x: Tensor, y: Tensor) -> None:
-    kept = x.clone()
+    old = x.clone()
     x.copy_(y)
-    y.copy_(kept)
+    y.copy_(old)
 
 
 @case(lambda: ([t(3), t(4)],))
@@ -217,7 +217,7 @@ def buffers_without_gradients(x: Tensor, module: nn.Module) -> Tensor:
 
 
 class Writes(torch.autograd.Function):
-    """Writes to a tensor in the passes that it is told."""
+    """Writes to a tensor in the forward pass, the backward pass, or both."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, t: Tensor, forward: bool, backward: bool) -> Tensor:
@@ -257,7 +257,7 @@ def write_to_views_in_both_passes(x: Tensor, y: Tensor) -> Tensor:
 
 
 @case(lambda: (t(3, grad=True), result(3)))
-def write_to_what_requires_grad_in_the_forward_pass(x: Tensor, y: Tensor) -> Tensor:
+def write_to_a_detached_tensor_in_the_forward_pass(x: Tensor, y: Tensor) -> Tensor:
     return Writes.apply(x, y.detach(), True, False) * y
 
 
@@ -272,7 +272,7 @@ def two_writes_in_the_backward_pass(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Statistics(nn.Module):
-    """Notes the gradient that passes in a buffer."""
+    """Adds the gradient to a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors that wrap others: one, two, nested ones, and jagged ones, as inputs, outputs, both, and written to."""
+"""Tensor subclasses that wrap one tensor, two, or nested ones, and jagged tensors, as inputs, outputs, both, and written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that wraps those that its class names."""
+    """A tensor that wraps other tensors: the attributes that `parts` names."""
 
     parts: tuple[str, ...] = ()
 
@@ -94,13 +94,13 @@ def one_of_one(*shape: int, grad: bool = False) -> Tensor:
 @case(lambda: (one(3, 4),), "one, without gradients", around=torch.no_grad)
 @case(lambda: (one(3, 4, grad=True),), "one, dynamic", dynamic=True)
 @case(lambda: (two(3, 4, grad=True),), "two, dynamic", dynamic=True)
-def computed(x: Tensor) -> Tensor:
+def elementwise(x: Tensor) -> Tensor:
     return x.sin() * 2 + x
 
 
 @case(lambda: (one(3, 4), t(3, 4)), "one")
 @case(lambda: (two(3, 4, grad=True), t(3, 4)), "two")
-def beside_plain_tensors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def with_plain_tensors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x * 2, y + 1
 
 
@@ -112,7 +112,7 @@ def wrapped_inside(x: Tensor) -> Tensor:
 
 @case(lambda: (t(3, 4),))
 @case(lambda: (t(3, 4),), "without gradients", around=torch.no_grad)
-def wrapped_alone_inside(x: Tensor) -> Tensor:
+def only_wrapped_inside(x: Tensor) -> Tensor:
     return One(x * 2)
 
 
@@ -125,7 +125,7 @@ def unwrapped_inside(x: Any) -> Tensor:
 @case(lambda: (one(3, 4),), "one")
 @case(lambda: (two(3, 4),), "two")
 @case(lambda: (nested(3, 4),), "nested")
-def written(x: Tensor) -> Tensor:
+def write_in_place(x: Tensor) -> Tensor:
     x.mul_(2)
     return x + 1
 
@@ -138,7 +138,7 @@ def views(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @case(lambda: (one(3, 4),), "one")
 @case(lambda: (two(3, 4, grad=True),), "two")
-def returned(x: Tensor) -> tuple[Tensor, Tensor]:
+def returned_input(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, x * 2
 
 

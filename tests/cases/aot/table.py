@@ -15,11 +15,15 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and its arguments.
+    """A function and its arguments.
 
-    Attributes: name; function; make (new arguments for every call: tensors, modules, nested containers of them); dynamic (as for
-    torch.compile); fullgraph; around (a context for the calls and their backward passes); config (of torch._dynamo); order (how many
-    times it is differentiated); random (whether values are drawn, so that only what does not depend on them is compared).
+    Attributes:
+        make: Returns new arguments for each call: tensors, modules, nested containers of these.
+        dynamic: As for torch.compile.
+        around: A context for the calls and their backward passes.
+        config: Settings of torch._dynamo.
+        order: The number of times that the function is differentiated.
+        random: True if the function draws random numbers. Then values are not compared.
     """
 
     name: str
@@ -37,25 +41,25 @@ CASES: dict[str, Case] = {}
 
 
 def case(make: Make, name: str = "", **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter the decorated function in the table. It may be entered several times, with other arguments and a name for each."""
+    """Adds the decorated function to the table. A function can be added several times, with other arguments and a name for each."""
 
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
         module = function.__module__.rpartition(".")[2]
-        full = f"{module}: {function.__name__.replace('_', ' ').strip()}{f', {name}' if name else ''}"
-        assert full not in CASES, f"two cases are called {full!r}"
-        CASES[full] = Case(full, function, make, **settings)
+        full_name = f"{module}: {function.__name__.replace('_', ' ').strip()}{f', {name}' if name else ''}"
+        assert full_name not in CASES, f"two cases are called {full_name!r}"
+        CASES[full_name] = Case(full_name, function, make, **settings)
         return function
 
-    return enter
+    return add
 
 
 def t(*shape: int, grad: bool = False) -> torch.Tensor:
-    """Random numbers; with grad, a leaf."""
+    """Returns random numbers; with grad, a leaf."""
     return torch.randn(shape, requires_grad=grad)
 
 
 def result(*shape: int) -> torch.Tensor:
-    """A tensor that requires grad and may be written to: computed from a leaf, which the judge finds at it."""
+    """Returns a tensor that requires grad and may be written to: it is computed from a leaf, which is its attribute `leaf`."""
     leaf = torch.randn(*shape, requires_grad=True)
     computed = leaf * 1.5
     computed.leaf = leaf

@@ -1,4 +1,4 @@
-"""`python -m cases.conformance`: run the cases that are asked for, go on where an earlier run stopped, print the summary."""
+"""`python -m cases.conformance`: runs the selected cases, continues an earlier run, and prints the summary."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ PAGE = Path("docs/op_coverage.md")
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    wanted = selected(options)
+    selected_cases = selected(options)
     options.results = options.results or DEVICE_RESULTS.get(options.device, RESULTS)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.results.unlink(missing_ok=True)
     known = report.load(options.results)
-    remaining = [case for case in wanted if not _is_known(known.get(str(case)), options)]
-    print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {options.results}", flush=True)
+    remaining = [case for case in selected_cases if not _is_known(known.get(str(case)), options)]
+    print(f"{len(selected_cases)} cases, {len(selected_cases) - len(remaining)} of them known from {options.results}", flush=True)
     if remaining:
         _run(remaining, known, options)
-    summary = report.Summary([known[str(case)] for case in wanted], ON_THE_DEVICE if options.device else EXPECTED)
+    summary = report.Summary([known[str(case)] for case in selected_cases], ON_THE_DEVICE if options.device else EXPECTED)
     print(summary.text())
     if options.write_docs:
-        whole = all(str(case) in known and known[str(case)]["complete"] for case in cases())
-        if options.device or not whole or len(wanted) != len(list(cases())):
+        is_complete = all(str(case) in known and known[str(case)]["complete"] for case in cases())
+        if options.device or not is_complete or len(selected_cases) != len(list(cases())):
             raise SystemExit("docs/op_coverage.md is written by a run of all cases with all their samples")
         PAGE.write_text(report.coverage_page(summary))
     return 0 if summary.good else 1
 
 
 def _is_known(result: report.Result | None, options: argparse.Namespace) -> bool:
-    """Whether a case need not be run (again)."""
+    """True if a case need not run again."""
     if result is None or (options.retry and result["failed"]):
         return False
     return result["complete"] or options.max_samples is not None
 
 
 def _run(remaining: list[Case], known: dict[str, report.Result], options: argparse.Namespace) -> None:
-    """Run cases, adding each result to `known` and to the file of results as it comes."""
+    """Runs cases. Adds each result to `known` and to the file of results at once."""
     started = time.monotonic()
     done = 0
     with options.results.open("a+b") as results:
@@ -84,14 +84,14 @@ def _run(remaining: list[Case], known: dict[str, report.Result], options: argpar
 
 
 def _ends_with_newline(file: BinaryIO) -> bool:
-    """Whether a file that is open at its end is whole: a killed run may have left half a line."""
+    """True if the last line of a file, which is open at its end, is complete. A killed run may leave half a line."""
     file.seek(-1, os.SEEK_END)
     return file.read() == b"\n"
 
 
 def selected(options: argparse.Namespace) -> list[Case]:
     pattern = re.compile(options.match)
-    wanted = [
+    chosen_cases = [
         case
         for case in cases()
         if case.database in options.db
@@ -100,43 +100,43 @@ def selected(options: argparse.Namespace) -> list[Case]:
         and (pattern.search(case.name) or pattern.search(str(case)))
     ]
     if options.sample is not None:
-        chosen = set(random.Random(options.seed).sample(range(len(wanted)), min(options.sample, len(wanted))))
-        wanted = [case for index, case in enumerate(wanted) if index in chosen]
-    return wanted
+        chosen = set(random.Random(options.seed).sample(range(len(chosen_cases)), min(options.sample, len(chosen_cases))))
+        chosen_cases = [case for index, case in enumerate(chosen_cases) if index in chosen]
+    return chosen_cases
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m cases.conformance", description=__doc__)
+    options = argparse.ArgumentParser(prog="python -m cases.conformance", description=__doc__)
 
-    def names(known: list[str]) -> dict[str, object]:
+    def names(valid_names: list[str]) -> dict[str, object]:
         def parse(text: str) -> list[str]:
-            given = text.split(",")
-            for name in given:
-                if name not in known:
-                    raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-            return given
+            chosen = text.split(",")
+            for name in chosen:
+                if name not in valid_names:
+                    raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(valid_names)}")
+            return chosen
 
-        return {"type": parse, "default": known, "metavar": ",".join(known)}
+        return {"type": parse, "default": valid_names, "metavar": ",".join(valid_names)}
 
-    made.add_argument("--db", **names(list(DATABASES)))
-    made.add_argument("--dtype", **names([str(dtype).removeprefix("torch.") for dtype in DTYPES]))
-    made.add_argument("--kind", **names(list(KINDS)))
-    made.add_argument("--match", default="", metavar="REGEX", help="only entries whose name, or cases whose id, this finds")
-    made.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--max-samples", type=int, metavar="K", help="at most K calls of each case")
-    together = "compile up to N calls of a case as one function, once two have passed alone; those that do not pass go alone too"
-    made.add_argument("--together", type=int, default=8, metavar="N", help=together)
-    made.add_argument("--shards", type=int, default=1, help="processes")
-    made.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
+    options.add_argument("--db", **names(list(DATABASES)))
+    options.add_argument("--dtype", **names([str(dtype).removeprefix("torch.") for dtype in DTYPES]))
+    options.add_argument("--kind", **names(list(KINDS)))
+    options.add_argument("--match", default="", metavar="REGEX", help="only entries whose name matches, or cases whose id matches")
+    options.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--max-samples", type=int, metavar="K", help="at most K calls of each case")
+    together = "compile up to N calls of a case as one function, once two have passed alone; calls that do not pass are compiled alone"
+    options.add_argument("--together", type=int, default=8, metavar="N", help=together)
+    options.add_argument("--shards", type=int, default=1, help="processes")
+    options.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
     modes = {"nargs": "?", "const": "eager", "choices": list(DEVICE_RESULTS), "metavar": "MODE"}
-    made.add_argument("--device", **modes, help='on the device "jax", not compiled: in "eager" mode (if none is given) or "lazy"')
-    places = ", ".join(map(str, (RESULTS, *DEVICE_RESULTS.values())))
-    made.add_argument("--results", type=Path, help=f"cases found there are not run again; one of {places} if not given")
-    made.add_argument("--retry", action="store_true", help="run the cases that failed again")
-    made.add_argument("--write-docs", action="store_true", help=f"write {PAGE}")
-    made.add_argument("--fresh", action="store_true", help="forget the results there")
-    return made
+    options.add_argument("--device", **modes, help='on the device "jax", not compiled: in "eager" mode (if none is given) or "lazy"')
+    defaults = ", ".join(map(str, (RESULTS, *DEVICE_RESULTS.values())))
+    options.add_argument("--results", type=Path, help=f"the file of results, whose cases are not run again; by default one of {defaults}")
+    options.add_argument("--retry", action="store_true", help="run the cases that failed again")
+    options.add_argument("--write-docs", action="store_true", help=f"write {PAGE}")
+    options.add_argument("--fresh", action="store_true", help="delete the file of results first")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Ops whose results are not unique, and what of their results is.
+"""Ops whose results are not unique, and the unique properties of the results.
 
-Each function takes a call's result, its first argument, and the other arguments, and gives tensors on which all right results agree.
+Each function takes a call's result, its first argument and the other arguments, and returns tensors that are equal for all correct results.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Unique = Callable[[Any, Tensor, Sequence[Any], Mapping[str, Any]], list[Tensor]]
 
 
 def _singular(u: Tensor, s: Tensor, vh: Tensor) -> list[Tensor]:
-    """The singular values, the product, and that the vectors are orthonormal."""
+    """Returns the singular values, the product, and products that show that the vectors are orthonormal."""
     rank = s.shape[-1]
     return [s, (u[..., :rank] * s.unsqueeze(-2)) @ vh[..., :rank, :], u.mH @ u, vh @ vh.mH]
 
 
 def _svd(result: Any, _: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """torch.svd: its last result is not transposed, and without compute_uv the vectors are zeros."""
+    """For torch.svd: its last result is not transposed, and without compute_uv the vectors are zeros."""
     u, s, v = result
     return _singular(u, s, v.mH) if _argument(args, kwargs, 1, "compute_uv", True) else [u, s, v]
 
@@ -37,13 +37,13 @@ def _eigh(result: Any, *_: Any) -> list[Tensor]:
 
 
 def _eig(result: Any, matrix: Tensor, *_: Any) -> list[Tensor]:
-    """The eigenvalues, that the vectors belong to them, and that they have length one."""
+    """Returns the eigenvalues, the residuals of the eigenvectors, and the lengths of the eigenvectors."""
     values, vectors = result
     return [values, matrix.to(vectors.dtype) @ vectors - vectors * values.unsqueeze(-2), vectors.norm(dim=-2)]
 
 
 def _qr(result: Any, *_: Any) -> list[Tensor]:
-    """The product, that Q is orthonormal and R triangular; without Q, the product of R with itself."""
+    """Returns the product, Q's product with itself, and R's lower triangle; without Q, R's product with itself."""
     q, r = result
     return [q @ r, q.mH @ q, r.tril(-1)] if q.numel() else [r.mH @ r, r.tril(-1)]
 
@@ -56,7 +56,7 @@ def _geqrf(result: Any, *_: Any) -> list[Tensor]:
 
 
 def _lu(result: Any, *_: Any) -> list[Tensor]:
-    """The product, that the factors are triangular, and that no multiplier exceeds one."""
+    """Returns the product, the other triangles of the factors, and whether each multiplier is at most one."""
     permutation, lower, upper = result
     product = lower @ upper
     return [permutation.to(product.dtype) @ product, lower.abs() <= 1 + 1e-5, lower.triu(1), upper.tril(-1)]
@@ -67,7 +67,11 @@ def _lu_factor(result: Any, *_: Any) -> list[Tensor]:
 
 
 def _picked(position: int) -> Unique:
-    """(values, indices) along the dimension that is the argument after `position` others: any of equal values may be picked."""
+    """For (values, indices) along a dimension: any of equal values may be picked.
+
+    Args:
+        position: The index of the argument that is the dimension.
+    """
 
     def unique(result: Any, source: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         if isinstance(result, Tensor):
@@ -79,7 +83,7 @@ def _picked(position: int) -> Unique:
 
 
 def _sort(result: Any, source: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The sorted values, and that the indices lead to them and are a permutation."""
+    """Returns the sorted values, the values at the indices, and the sorted indices, which show that they are a permutation."""
     values, indices = result
     return [values, *_argsort(indices, source, args, kwargs)]
 
@@ -92,7 +96,7 @@ def _argsort(indices: Tensor, source: Tensor, args: Sequence[Any], kwargs: Mappi
 
 
 def _at(source: Tensor, indices: Tensor, dim: int) -> Tensor:
-    """The values at indices along a dimension, which the indices may lack."""
+    """Returns the values at indices along a dimension. The indices may lack the dimension."""
     if source.dim() == 0:
         return source.expand(indices.shape)
     if indices.dim() < source.dim():
@@ -104,7 +108,7 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, nam
     return kwargs.get(name, args[position] if position < len(args) else default)
 
 
-# By the entry's name, without "_refs.".
+# The keys are names of entries, without "_refs.".
 UNIQUE: dict[str, Unique] = {
     "argsort": _argsort,
     "cummax": _picked(0),

@@ -1,4 +1,4 @@
-"""One call of an op: as source text with tensors for arguments, so that TorchDynamo sees what a user would write."""
+"""A call of an op as source text with tensors as arguments, so that TorchDynamo compiles the code that a user would write."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _PLAIN = (int, bool, str, type(None), type(Ellipsis), slice, torch.dtype, torch.
 
 @dataclass
 class Call:
-    """`function(*args, **kwargs)`, its tensors taken out.
+    """`function(*args, **kwargs)`, with the tensors separate.
 
-    Attributes: text: the call, with t0, t1, ... for tensors and c0, c1, ... for other values that cannot be written as literals;
-    tensors, constants: what these stand for.
+    Attributes:
+        text: The call, with t0, t1, ... for tensors, and c0, c1, ... for other values that cannot be written as literals.
+        tensors: The values of t0, t1, ...
+        constants: The values of c0, c1, ...
     """
 
     function: Callable[..., Any]
@@ -39,14 +41,14 @@ class Call:
         return Call(function, f"op({', '.join(parts)})", writer.tensors, writer.constants)
 
     def python_function(self) -> Callable[..., Any]:
-        """A new function of the tensors."""
+        """Returns a new function that takes the tensors."""
         scope: dict[str, Any] = {"op": self.function, "torch": torch, "inf": math.inf, "nan": math.nan}
         scope |= {f"c{index}": value for index, value in enumerate(self.constants)}
         return _function(len(self.tensors), self.text, scope)
 
     @property
     def key(self) -> tuple[Any, ...] | None:
-        """Equal for calls that one compiled function serves; None where that cannot be told."""
+        """A key that is equal for calls that one compiled function can run; None if this is unknown."""
         if self.constants:
             return None
         positions: dict[int, int] = {}
@@ -60,18 +62,18 @@ class Call:
         return (self.text, *metadata)
 
     def widened(self) -> Call:
-        """The same call with the dtypes that it names widened; its tensors are left."""
+        """Returns the call with wider dtypes in its text. The tensors are the same."""
         return Call(self.function, _DTYPE.sub(lambda match: repr(_wide(getattr(torch, match[1]))), self.text), self.tensors, self.constants)
 
     def describe(self) -> str:
-        """The call with its tensors written as f32[2, 3]."""
+        """Returns the call, and its tensors written as f32[2, 3]."""
         shapes = [f"t{index}: {describe(tensor)}" for index, tensor in enumerate(self.tensors)]
         constants = [f"c{index}: {value!r}"[:80] for index, value in enumerate(self.constants)]
         return "; ".join([self.text, *shapes, *constants])
 
 
 def joined(calls: Sequence[Call]) -> Callable[..., Any]:
-    """One function of all the calls' tensors, in their order, that gives the calls' results."""
+    """Returns a function that takes the tensors of all calls, in order, and returns the results of the calls."""
     numbers = itertools.count()
     texts = [f"f{index}({', '.join(f't{next(numbers)}' for _ in call.tensors)}), " for index, call in enumerate(calls)]
     scope = {f"f{index}": call.python_function() for index, call in enumerate(calls)}
@@ -79,7 +81,7 @@ def joined(calls: Sequence[Call]) -> Callable[..., Any]:
 
 
 def _function(tensors: int, text: str, scope: dict[str, Any]) -> Callable[..., Any]:
-    """It has a file of its own: TorchDynamo remembers by place which sizes have changed."""
+    """Returns a function with a file of its own, because TorchDynamo records changed sizes by file and line."""
     source = f"def call({', '.join(f't{index}' for index in range(tensors))}):\n    return {text}\n"
     path = f"{_PATH} {next(_numbers)}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -120,16 +122,16 @@ class _Writer:
         return f"c{self._index(self.constants, value)}"
 
     @staticmethod
-    def _index(kept: list[Any], value: Any) -> int:
-        for index, other in enumerate(kept):
+    def _index(values: list[Any], value: Any) -> int:
+        for index, other in enumerate(values):
             if other is value:
                 return index
-        kept.append(value)
-        return len(kept) - 1
+        values.append(value)
+        return len(values) - 1
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that share storages, and have strides, offsets, bits and requires_grad, as the originals do."""
+    """Returns copies that share storages as the originals do, with the same strides, offsets, bits and requires_grad."""
     storages: dict[int, torch.UntypedStorage] = {}
     copies = []
     for tensor in tensors:
@@ -140,15 +142,17 @@ def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         storage = tensor.untyped_storage()
         if storage._cdata not in storages:
             storages[storage._cdata] = storage.clone()
-        made = torch.empty(0, dtype=tensor.dtype).set_(storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
-        made = torch._conj(made) if tensor.is_conj() else made
-        made = torch._neg_view(made) if tensor.is_neg() else made
-        copies.append(made.requires_grad_(tensor.requires_grad))
+        copied_view = torch.empty(0, dtype=tensor.dtype).set_(
+            storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        copied_view = torch._conj(copied_view) if tensor.is_conj() else copied_view
+        copied_view = torch._neg_view(copied_view) if tensor.is_neg() else copied_view
+        copies.append(copied_view.requires_grad_(tensor.requires_grad))
     return copies
 
 
 def widened(value: Any) -> Any:
-    """Tensors as float64 or complex128, dtypes likewise; what is neither floating nor complex stays. Tensors are always copies."""
+    """Returns a tensor as float64 or complex128, and the same for dtypes. Other dtypes stay. A tensor is always copied."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(_wide(value.dtype), copy=True).requires_grad_(value.requires_grad)
     return _wide(value) if isinstance(value, torch.dtype) else value

@@ -1,6 +1,7 @@
-"""The suite on the device "jax", in eager or lazy mode: each call there, compared with the CPU's.
+"""The suite on the device "jax", in eager or lazy mode: each call is compared with the call on the CPU.
 
-`python -m cases.conformance --device` runs it. As a program: the process that pool.py starts; its first argument is the mode.
+`python -m cases.conformance --device` runs the suite. As a program, this module is a worker that pool.py starts. Its first argument is the
+mode.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .trial import SEED, Outcome, Raised, Run, Runner, error_name, gradients_of,
 
 
 def _values(run: Run) -> list[torch.Tensor]:
-    """All that a call gave."""
+    """Returns all tensors of a run."""
     return [item for item in pytree.tree_leaves((run.inputs, run.result, run.gradients)) if isinstance(item, torch.Tensor)]
 
 
@@ -37,28 +38,28 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two runs of a kernel differ by rounding alone."""
+    """True if two runs of a kernel differ only by rounding."""
     return one.dtype == other.dtype and torch.allclose(_wide(one), _wide(other), rtol=1e-2, atol=1e-6, equal_nan=True)
 
 
 def to_the_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that lie in memory as these do, and share it as they do."""
+    """Returns copies with the strides and offsets of the tensors, which share memory as the tensors do."""
     storages: dict[int, torch.UntypedStorage] = {}
-    found = []
+    copies = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage._cdata not in storages:
             storages[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device="jax").copy_(storage)
-        moved = torch.empty(0, dtype=tensor.dtype, device="jax")
-        moved.set_(storages[storage._cdata], tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        moved = moved.conj() if tensor.is_conj() else moved
-        moved = torch._neg_view(moved) if tensor.is_neg() else moved
-        found.append(moved.requires_grad_(tensor.requires_grad))
-    return found
+        copied = torch.empty(0, dtype=tensor.dtype, device="jax")
+        copied.set_(storages[storage._cdata], tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        copied = copied.conj() if tensor.is_conj() else copied
+        copied = torch._neg_view(copied) if tensor.is_neg() else copied
+        copies.append(copied.requires_grad_(tensor.requires_grad))
+    return copies
 
 
 class _FromTheDevice:
-    """Results as tensors of the CPU, which lie in memory, share it, and are the same objects as they do there."""
+    """Copies results to the CPU. The copies keep strides and offsets, shared memory, and the identity of objects."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -66,8 +67,8 @@ class _FromTheDevice:
 
     def __call__(self, value: Any) -> Any:
         leaves, tree = pytree.tree_flatten(value)
-        found = [self._one(leaf) for leaf in leaves]
-        return value if all(one is leaf for one, leaf in zip(found, leaves, strict=True)) else pytree.tree_unflatten(found, tree)
+        copies = [self._one(leaf) for leaf in leaves]
+        return value if all(copied is leaf for copied, leaf in zip(copies, leaves, strict=True)) else pytree.tree_unflatten(copies, tree)
 
     def _one(self, value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -82,16 +83,20 @@ class _FromTheDevice:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._storages:
             self._storages[storage._cdata] = storage.cpu()
-        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-        made = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(self._storages[storage._cdata], *place)
-        made = torch._conj(made) if tensor.is_conj() else made
-        made = torch._neg_view(made) if tensor.is_neg() else made
-        made.requires_grad_(tensor.requires_grad)
-        return torch.nn.Parameter(made, made.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+        geometry = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        copied = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(self._storages[storage._cdata], *geometry)
+        copied = torch._conj(copied) if tensor.is_conj() else copied
+        copied = torch._neg_view(copied) if tensor.is_neg() else copied
+        copied.requires_grad_(tensor.requires_grad)
+        return torch.nn.Parameter(copied, copied.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
 
 
 class DeviceRunner(Runner):
-    """Runs the trials of one case on the device, one by one. mode: "eager" or "lazy"."""
+    """Runs the trials of one case on the device, one by one.
+
+    Attributes:
+        mode: "eager" or "lazy".
+    """
 
     mode = "eager"
 
@@ -99,7 +104,7 @@ class DeviceRunner(Runner):
         return ((trial, self.run(trial)) for trial in trials)
 
     def _run(self, trial: Trial) -> Outcome:
-        """As it is compiled; but calls with other than strided tensors are left out."""
+        """Runs a trial as a compiled one is run, but skips calls with tensors that are not strided."""
         if any(tensor.layout != torch.strided for tensor in trial.call.tensors):
             return Outcome("skip", "the device has strided tensors only")
         return super()._run(trial)
@@ -112,9 +117,9 @@ class DeviceRunner(Runner):
             call.function = copy.deepcopy(call.function).to("jax")
         torch.manual_seed(seed)
         try:
-            with dynaxla.device.lazy() if self.mode == "lazy" else contextlib.nullcontext():  # what is recorded runs at its end
+            with dynaxla.device.lazy() if self.mode == "lazy" else contextlib.nullcontext():  # a recording runs at the end of the context
                 tensors = to_the_device(copy_tensors(call.tensors))
-                with torch.set_grad_enabled(trial.differentiate), torch.device("jax"):  # where a call makes tensors of nothing
+                with torch.set_grad_enabled(trial.differentiate), torch.device("jax"):  # for calls that create tensors without an operand
                     result = call.python_function()(*tensors)
                 states = states_of(call.function)
                 inputs = [*tensors, *states]
@@ -135,17 +140,17 @@ class DeviceRunner(Runner):
         return Outcome("fail", f"raises:{error_name(error)}", str(error).strip()[:600])
 
     def compare(self, trial: Trial, actual: Run, expected: Run) -> judge.Difference | Outcome:
-        """As it is compiled; but values that on the CPU depend on memory that nobody has written to are not compared."""
-        found = super().compare(trial, actual, expected)
-        if isinstance(found, Outcome) or found.kind != "value":
-            return found
-        torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills such memory then
+        """Compares runs as those of compiled calls, except for values that depend on uninitialised memory on the CPU."""
+        difference = super().compare(trial, actual, expected)
+        if isinstance(difference, Outcome) or difference.kind != "value":
+            return difference
+        torch.use_deterministic_algorithms(True, warn_only=True)  # then torch fills such memory
         try:
             filled = self._call(trial, None)
         finally:
             torch.use_deterministic_algorithms(False)
         if all(map(_is_close, _values(filled), _values(expected))):
-            return found
+            return difference
         return Outcome("pass", "values not compared: uninitialised memory")
 
     def _differs(self, trial: Trial, difference: judge.Difference) -> Outcome:
@@ -159,24 +164,24 @@ def _identity(value: Any) -> Any:
 def runner_of(case: Case, mode: str = "eager") -> DeviceRunner:
     runner = worker.runner_of(case, DeviceRunner)
     runner.mode = mode
-    # Graphs have no such op; here it gives memory as it finds it.
+    # Graphs do not contain this op. On the device it returns uninitialised memory.
     runner.uninitialised |= case.name in ("resize_", "resize_as_") and case.kind == "zero_size"
     return runner
 
 
 def failures_of_a_sample(count: int, calls: int, seed: int, mode: str) -> list[str]:
-    """Of the first calls of some cases, those that are expected to fail left out."""
+    """Returns the failures of the first calls of some cases. Cases that are expected to fail are left out."""
     dynaxla.device.enable()
     known = by_case(ON_THE_DEVICE)
-    # In its eager mode the device runs torch's own checks of arguments, whose exceptions `changed_numbers` does not know yet.
-    choice = [case for case in cases() if str(case) not in known and case.kind != "changed_numbers"]
-    chosen = random.Random(seed).sample(choice, count)
-    found: list[str] = []
+    # In eager mode, the device runs torch's checks of arguments, whose exceptions `changed_numbers` does not handle yet.
+    candidates = [case for case in cases() if str(case) not in known and case.kind != "changed_numbers"]
+    chosen = random.Random(seed).sample(candidates, count)
+    failures: list[str] = []
     with warnings.catch_warnings():
         quiet()
         for case in chosen:
-            found += report.failure_lines(worker.run_case(case, calls, runner=runner_of(case, mode)))
-    return found
+            failures += report.failure_lines(worker.run_case(case, calls, runner=runner_of(case, mode)))
+    return failures
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Which cases there are, and the calls of each.
+"""The cases, and the calls of each case.
 
-An entry is (database, name); a case is an entry with a dtype and a kind of input.
+An entry is (database, name). A case is an entry with a dtype and a kind of input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ _COMPARING_TESTS = (
 
 @dataclass(frozen=True)
 class Case:
-    """dtype: its name, e.g. "float32"."""
+    """A case.
+
+    Attributes:
+        dtype: The name of the dtype, such as "float32".
+    """
 
     database: str
     name: str
@@ -56,10 +60,12 @@ class Case:
 
 @dataclass
 class Trial:
-    """One call to be compared.
+    """A call to be compared.
 
-    Attributes: process: what of the result can be differentiated, the whole if None; unique: what of the result, given it and the first
-    argument, is unique, the whole if None; number: its place among the case's calls.
+    Attributes:
+        process: Returns the part of the result that can be differentiated; None for the whole.
+        unique: Takes the result and the first argument, and returns the part of the result that is unique; None for the whole.
+        number: The index among the case's calls.
     """
 
     call: Call
@@ -72,7 +78,7 @@ class Trial:
 
 @functools.cache
 def entries(database: str) -> dict[str, Any]:
-    """The entries of one of DATABASES by name. The first call imports torch's databases, which takes 2 s: collecting tests needs none."""
+    """Returns the entries of a database by name. The first call imports torch's databases in 2 s; collecting tests needs no entries."""
     if database == "module_db":
         from torch.testing._internal.common_modules import module_db
 
@@ -82,8 +88,8 @@ def entries(database: str) -> dict[str, Any]:
 
     # The database's random ops seed the generator themselves, which TorchDynamo cannot trace. Here the seed is set around each call.
     common_methods_invocations.wrapper_set_seed = _call
-    # A database looks for the test of torch's that asks it, in the source of each frame of the stack: half of the time that calls took.
-    # There is none here.
+    # A database searches the source of each frame of the stack for the test of torch that uses it, in half of the time of all calls.
+    # There is no such test here.
     core.extract_test_fn = common_utils.extract_test_fn = lambda: None
     return {info.full_name: info for info in getattr(common_methods_invocations, database)}
 
@@ -97,7 +103,7 @@ def _is_module(info: Any) -> bool:
 
 
 def cases() -> Iterator[Case]:
-    """All of them, those of an entry together."""
+    """Yields all cases. The cases of an entry follow one another."""
     for database in DATABASES:
         for name, info in entries(database).items():
             dtypes = [dtype for dtype in DTYPES if dtype in info.supported_dtypes("cpu")]
@@ -108,7 +114,7 @@ def cases() -> Iterator[Case]:
 
 
 def _exists(info: Any, dtype: torch.dtype, kind: str, first: bool) -> bool:
-    """Error inputs, and numbers that make some, do not depend on a dtype: they belong to the entry's first one."""
+    """True if there is a case. Error inputs and changed numbers do not depend on the dtype: only an entry's first dtype has them."""
     is_module = _is_module(info)
     if kind == "error_inputs":
         return first and (info.module_error_inputs_func if is_module else info.error_inputs_func) is not None
@@ -124,7 +130,7 @@ def _exists(info: Any, dtype: torch.dtype, kind: str, first: bool) -> bool:
 
 
 def trials(case: Case) -> Iterator[Trial]:
-    """The calls of a case, made as they are asked for. Raises: what the database raises."""
+    """Yields the calls of a case, made one at a time. Raises the exceptions of the database."""
     for number, trial in enumerate(_trials(case)):
         trial.number = number
         yield trial
@@ -161,7 +167,7 @@ def _trial(case: Case, sample: SampleInput, *, function: Callable[..., Any] | No
 
 
 def _out_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
-    """out= tensors full of other numbers: as eager would make them, with gaps, and without elements. The first sample gets them all."""
+    """Yields calls with `out` tensors: as eager mode allocates them, with gaps, and empty. Only the first sample has all three."""
     from torch.testing._internal.common_utils import noncontiguous_like
     from torch.testing._internal.opinfo.core import SampleInput
 
@@ -173,14 +179,14 @@ def _out_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
             continue
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         for maker in makers if index == 0 else makers[index % 3 : index % 3 + 1]:
-            made = [maker(item).fill_(1) for item in results]
-            out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
+            filled = [maker(item).fill_(1) for item in results]
+            out = filled[0] if isinstance(result, torch.Tensor) else tuple(filled)
             kwargs = sample.kwargs | {"out": out}
             yield _trial(case, SampleInput(sample.input, args=sample.args, kwargs=kwargs))
 
 
 def _refused_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
-    """Of samples with changed numbers, one for each kind of message with which eager refuses them."""
+    """Yields samples with changed numbers that eager mode refuses, one for each kind of message."""
     seen = set()
     for sample in changed_numbers(samples):
         trial = _trial(case, sample, expects_error=True)
@@ -196,7 +202,7 @@ def _refused_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Tria
 
 
 def _eager_result(case: Case, sample: SampleInput) -> Any:
-    """None where eager raises."""
+    """Returns None if eager mode raises."""
     torch.manual_seed(0)
     try:
         with torch.no_grad():
@@ -211,9 +217,9 @@ def has_strides(sample: SampleInput) -> bool:
 
 
 def zero_sized(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
-    """The samples with one size of their first tensor made zero in all tensors: wherever it occurs, in front only, or at the end only.
+    """Yields the samples with one size of the first tensor set to zero: in all places of all tensors, in the first place, or in the last.
 
-    Whether that makes sense for an op, eager decides.
+    Eager mode decides if an op accepts the sample.
     """
     seen = set()
     for sample in samples:
@@ -228,27 +234,27 @@ def zero_sized(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
                 yield emptied
 
 
-# Dimensions out of range, sizes and steps of zero or less, probabilities that are none, and numbers that a dtype does not hold.
+# Dimensions out of range, sizes and steps of zero or less, invalid probabilities, and numbers that a dtype cannot hold.
 OTHER_NUMBERS: dict[type, tuple[float, ...]] = {int: (9, -9, 0, -1), float: (-1.0, 0.0, 2.0, 1e39)}
 
 
 def changed_numbers(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
-    """The samples with one of their numbers changed, or with tensors without elements. What of that is an error, eager decides."""
+    """Yields the samples with one number changed, or with empty tensors. Eager mode decides which of them are errors."""
     from torch.testing._internal.opinfo.core import SampleInput
 
     for sample in samples:
         if not has_strides(sample):
             continue
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
-        for place, leaf in enumerate(leaves):
-            for other in OTHER_NUMBERS.get(type(leaf), ()):
-                (first, *args), kwargs = pytree.tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], tree)
+        for index, leaf in enumerate(leaves):
+            for changed in OTHER_NUMBERS.get(type(leaf), ()):
+                (first, *args), kwargs = pytree.tree_unflatten([*leaves[:index], changed, *leaves[index + 1 :]], tree)
                 yield SampleInput(first, args=tuple(args), kwargs=kwargs)
         yield from zero_sized([sample])
 
 
 def _emptied(value: Any, *, size: int, place: int | None) -> Any:
-    """The tensor with zeros for `size` in its shape, or at one place of its shape only."""
+    """Returns the tensor with zeros for `size` in its shape, everywhere or in one place."""
     if not isinstance(value, torch.Tensor) or not value.dim():
         return value
     shape = [0 if item == size else item for item in value.shape]
@@ -289,14 +295,14 @@ def _module(case: Case, arguments: Any) -> torch.nn.Module:
 
 
 def uninitialised(case: Case) -> bool:
-    """Whether the op gives memory as it finds it."""
+    """True if the op returns uninitialised memory."""
     return case.name.rpartition(".")[2] in (
         "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"
     )  # fmt: skip
 
 
 def tolerance_of(case: Case) -> tuple[float, float]:
-    """What torch's own tests that compare an op with another computation of it allow beyond the defaults: relative, absolute."""
+    """Returns the relative and the absolute tolerance of torch's tests that compare the op with another implementation."""
     from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
 
     relative = absolute = 0.0

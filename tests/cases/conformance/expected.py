@@ -1,4 +1,4 @@
-"""The cases that are known to fail. Each raises an error that says so; none gives a wrong result. One that passes is an error too."""
+"""The cases that are known to fail. Each raises an error; none gives a wrong result. It is an error if one passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from .entries import Case
 
 @dataclass(frozen=True)
 class Expected:
-    """In every case of these dtypes and kinds, at least one call raises `error` (an exception's name), and none fails otherwise."""
+    """An expected failure: in every case of these dtypes and kinds, at least one call raises `error`, and no call fails otherwise.
+
+    Attributes:
+        error: The name of an exception.
+    """
 
     database: str
     name: str
@@ -24,12 +28,12 @@ class Expected:
 
 
 _ALL = ("float32", "float64", "bfloat16", "int64", "bool", "complex64")
-_AROUND = "it reads or writes memory around its operand, of which the program is not given anything"
+_OUTSIDE_OPERAND = "it reads or writes memory around its operand, which is not an input of the program"
 _HALF = "JAX has no complex numbers of two float16"
 
 EXPECTED: tuple[Expected, ...] = (
-    Expected("op_db", "as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
-    Expected("op_db", "as_strided_scatter", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
+    Expected("op_db", "as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _OUTSIDE_OPERAND),
+    Expected("op_db", "as_strided_scatter", _ALL, ("noncontiguous",), "UnsupportedOp", _OUTSIDE_OPERAND),
     Expected(
         "op_db",
         "chalf",
@@ -40,26 +44,26 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     Expected("op_db", "chalf", ("float64",), ("gradients",), "UnsupportedTensor", _HALF),
     Expected("python_ref_db", "_refs._conversions.chalf", _ALL, ("samples", "noncontiguous", "zero_size"), "UnsupportedTensor", _HALF),
-    Expected("python_ref_db", "_refs.as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
+    Expected("python_ref_db", "_refs.as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _OUTSIDE_OPERAND),
 )
 
 # In eager mode on the device. (tests/cases/device/refused.py shows the errors.)
-_PLAIN = ("samples", "noncontiguous", "zero_size")
+_VALUE_KINDS = ("samples", "noncontiguous", "zero_size")
 ON_THE_DEVICE: tuple[Expected, ...] = (
     *[
-        Expected("op_db", "chalf", (dtype,), (*_PLAIN, *(("gradients",) if dtype == "float64" else ())), "RuntimeError", _HALF)
+        Expected("op_db", "chalf", (dtype,), (*_VALUE_KINDS, *(("gradients",) if dtype == "float64" else ())), "RuntimeError", _HALF)
         for dtype in _ALL
     ],
-    Expected("python_ref_db", "_refs._conversions.chalf", _ALL, _PLAIN, "RuntimeError", _HALF),
-    Expected("op_db", "tensor_split", _ALL, _PLAIN, "RuntimeError", "torch wants a tensor of sections on the CPU, whatever the device"),
-    Expected("op_db", "tensor_split", ("float64",), ("gradients",), "RuntimeError", "torch wants a tensor of sections on the CPU"),
-    Expected("python_ref_db", "_refs.tensor_split", _ALL, ("samples", "noncontiguous"), "ValueError", "as tensor_split"),
-    Expected("op_db", "to_sparse", _ALL, _PLAIN, "NotImplementedError", "the device has strided tensors only"),
+    Expected("python_ref_db", "_refs._conversions.chalf", _ALL, _VALUE_KINDS, "RuntimeError", _HALF),
+    Expected("op_db", "tensor_split", _ALL, _VALUE_KINDS, "RuntimeError", "torch requires a tensor of sections on the CPU"),
+    Expected("op_db", "tensor_split", ("float64",), ("gradients",), "RuntimeError", "torch requires a tensor of sections on the CPU"),
+    Expected("python_ref_db", "_refs.tensor_split", _ALL, ("samples", "noncontiguous"), "ValueError", "like tensor_split"),
+    Expected("op_db", "to_sparse", _ALL, _VALUE_KINDS, "NotImplementedError", "the device has strided tensors only"),
 )
 
 
 def by_case(known: Iterable[Expected] = EXPECTED) -> dict[str, Expected]:
-    """Raises: ValueError for a case that is named twice."""
+    """Returns the expected failure of each case. Raises ValueError if a case has two."""
     found: dict[str, Expected] = {}
     for item in known:
         for case in item.cases():

@@ -1,4 +1,4 @@
-"""The comparison of a compiled call's results with eager's. It says what differs; it never raises for a difference."""
+"""The comparison of a compiled call's results with those of eager mode. It returns the difference, and never raises for one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ Tolerance = tuple[float, float]  # relative, absolute
 
 @dataclass(frozen=True)
 class Difference:
-    """kind: "structure", "dtype", "shape", "stride", "bits", "aliasing", "value"; text: what is where."""
+    """A difference of two results.
+
+    Attributes:
+        kind: "structure", "dtype", "shape", "stride", "bits", "aliasing" or "value".
+        text: A description with both values.
+    """
 
     kind: str
     text: str
@@ -26,44 +31,44 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def form(actual: Any, expected: Any, *, strides: bool = True) -> Difference | None:
-    """Everything but the values of tensors. Python numbers are compared here."""
+    """Compares everything except the values of tensors. Python numbers are compared here."""
     flat_actual, spec_actual = pytree.tree_flatten(actual)
     flat_expected, spec_expected = pytree.tree_flatten(expected)
     if spec_actual != spec_expected:
         return Difference("structure", f"{spec_actual}, eager gives {spec_expected}")
-    for index, (mine, theirs) in enumerate(zip(flat_actual, flat_expected, strict=True)):
-        found = _form_of_one(mine, theirs, strides)
-        if found is not None:
-            return Difference(found.kind, f"result {index}: {found.text}")
+    for index, (actual_leaf, expected_leaf) in enumerate(zip(flat_actual, flat_expected, strict=True)):
+        difference = _form_of_one(actual_leaf, expected_leaf, strides)
+        if difference is not None:
+            return Difference(difference.kind, f"result {index}: {difference.text}")
     return None
 
 
-def _form_of_one(mine: Any, theirs: Any, strides: bool) -> Difference | None:
-    if type(mine) is not type(theirs):
-        return Difference("structure", f"{type(mine).__name__}, eager gives {type(theirs).__name__}")
-    if not isinstance(theirs, torch.Tensor):
-        same = mine == theirs or (mine != mine and theirs != theirs)
-        return None if same else Difference("value", f"{mine!r}, eager gives {theirs!r}")
+def _form_of_one(actual: Any, expected: Any, strides: bool) -> Difference | None:
+    if type(actual) is not type(expected):
+        return Difference("structure", f"{type(actual).__name__}, eager gives {type(expected).__name__}")
+    if not isinstance(expected, torch.Tensor):
+        is_same = actual == expected or (actual != actual and expected != expected)
+        return None if is_same else Difference("value", f"{actual!r}, eager gives {expected!r}")
     for name, kind in (("dtype", "dtype"), ("shape", "shape"), ("device", "structure"), ("layout", "structure")):
-        if getattr(mine, name) != getattr(theirs, name):
-            return Difference(kind, f"{name} {getattr(mine, name)}, eager gives {getattr(theirs, name)}")
-    if theirs.layout is not torch.strided:
+        if getattr(actual, name) != getattr(expected, name):
+            return Difference(kind, f"{name} {getattr(actual, name)}, eager gives {getattr(expected, name)}")
+    if expected.layout is not torch.strided:
         return None
-    if strides and significant_strides(mine) != significant_strides(theirs):
-        return Difference("stride", f"shape {tuple(theirs.shape)}: strides {mine.stride()}, eager gives {theirs.stride()}")
+    if strides and significant_strides(actual) != significant_strides(expected):
+        return Difference("stride", f"shape {tuple(expected.shape)}: strides {actual.stride()}, eager gives {expected.stride()}")
     for name in ("is_conj", "is_neg"):
-        if getattr(mine, name)() != getattr(theirs, name)():
-            return Difference("bits", f"{name} {getattr(mine, name)()}, eager gives {getattr(theirs, name)()}")
+        if getattr(actual, name)() != getattr(expected, name)():
+            return Difference("bits", f"{name} {getattr(actual, name)()}, eager gives {getattr(expected, name)()}")
     return None
 
 
 def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of the dimensions in which there is anything to stride over."""
+    """Returns the strides of the dimensions with more than one element."""
     return tuple(step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1) if tensor.numel() else ()
 
 
 def aliasing(inputs: tuple[Sequence[torch.Tensor], Any], expected: tuple[Sequence[torch.Tensor], Any]) -> Difference | None:
-    """Which tensors share storage, at which offsets, and which are the very same object. Each side: (inputs, outputs)."""
+    """Compares which tensors share storage, with which offsets, and which are the same object. Each side is (inputs, outputs)."""
     mine, theirs = (_sharing([*tensors, *leaves(outputs)], len(tensors)) for tensors, outputs in (inputs, expected))
     if mine == theirs:
         return None
@@ -100,9 +105,12 @@ def values(
     reference: Callable[[], Any] = lambda: None,
     what: str = "result",
 ) -> Difference | None:
-    """Values of tensors of equal form: each within tolerance of eager's, or no farther from the wide reference than eager's is.
+    """Compares the values of tensors of equal form.
 
-    reference: gives the same results computed in float64 or complex128, or None where that cannot be.
+    Each value must be within the tolerance of eager mode's, or no farther from a reference than eager mode's values are.
+
+    Args:
+        reference: Returns the same results, computed in float64 or complex128, or None if this is not possible.
     """
     pairs = list(zip(leaves(actual), leaves(expected), strict=True))
     wrong = [index for index, (mine, theirs) in enumerate(pairs) if not close(mine, theirs, tolerance(theirs.dtype)).all()]
@@ -137,10 +145,10 @@ def close(mine: torch.Tensor, theirs: torch.Tensor, tolerance: Tolerance) -> tor
 
 
 def no_farther(mine: torch.Tensor, theirs: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """For each element: is it as good an approximation of `ref` as eager's results are?
+    """For each element: True if it approximates `ref` as well as eager mode's results do.
 
-    Where all three are finite: its error is at most eager's largest error, measured absolutely or in units of the tolerance. Elsewhere: it
-    is what `ref` would be in this dtype.
+    Where all three are finite, its error is at most eager mode's largest error, measured absolutely or in units of the tolerance.
+    Elsewhere, it is equal to `ref` in this dtype.
     """
     same = close(mine, ref.to(mine.dtype), tolerance)
     if not (theirs.dtype.is_floating_point or theirs.dtype.is_complex):
@@ -157,11 +165,11 @@ def no_farther(mine: torch.Tensor, theirs: torch.Tensor, ref: torch.Tensor, tole
 
 
 def _worst(mine: torch.Tensor, theirs: torch.Tensor, ref: torch.Tensor | None, bad: torch.Tensor) -> str:
-    where = bad.nonzero()[0].tolist()
-    texts = [f"{mine[tuple(where)].item()}, eager gives {theirs[tuple(where)].item()}"]
+    index = bad.nonzero()[0].tolist()
+    texts = [f"{mine[tuple(index)].item()}, eager gives {theirs[tuple(index)].item()}"]
     if ref is not None and ref.shape == theirs.shape:
-        texts.append(f"the reference {ref[tuple(where)].item()}")
-    return f"{', '.join(texts)} at {where}; {int(bad.sum())} of {bad.numel()} elements differ"
+        texts.append(f"the reference {ref[tuple(index)].item()}")
+    return f"{', '.join(texts)} at {index}; {int(bad.sum())} of {bad.numel()} elements differ"
 
 
 def default_tolerance(dtype: torch.dtype) -> Tolerance:

@@ -1,4 +1,4 @@
-"""Which ATen ops XLA executed, and which torch's kernels ran inside the programs for want of a lowering."""
+"""The ATen ops that XLA executed, and those that torch's kernels ran inside programs because there is no lowering."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ Counts = dict[str, dict[str, int]]
 
 
 def counts() -> Counts:
-    """By op: how many of its uses were lowered, and how many went to the fallback, since the process began."""
+    """Returns, for each op, how often it was lowered and how often it fell back, since the process began."""
     return coverage.snapshot()
 
 
 def since(before: Counts) -> tuple[list[str], list[str]]:
-    """The ops that were lowered, and those that fell back, since `before`."""
+    """Returns the ops that were lowered, and the ops that fell back, since `before`."""
     now = counts()
 
-    def grown(how: str) -> list[str]:
-        return sorted(op for op, uses in now.items() if uses.get(how, 0) > before.get(op, {}).get(how, 0))
+    def increased(outcome: str) -> list[str]:
+        return sorted(op for op, uses in now.items() if uses.get(outcome, 0) > before.get(op, {}).get(outcome, 0))
 
-    return grown("lowered"), grown("fallback")
+    return increased("lowered"), increased("fallback")

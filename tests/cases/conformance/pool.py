@@ -1,6 +1,6 @@
-"""The processes that run cases: as many as there are shards, each given one case after another.
+"""The worker processes, one for each shard. Each runs one case after another.
 
-A process that dies, or is silent for too long, fails the case that it was running; a fresh one takes its place.
+If a process dies, or does not answer in time, the case that it was running fails, and a new process replaces it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .entries import Case
 
 COMMAND = (sys.executable, "-m", "cases.conformance.worker")
 START_SECONDS = 300.0
-# A process that has grown beyond this is replaced after its case.
+# A process that uses more memory than this is replaced after its case.
 KILOBYTES = 3 << 20
 
 Result = dict[str, Any]
@@ -40,10 +40,14 @@ def run_all(
     log: Path,
     command: Sequence[str] | None = None,
 ) -> None:
-    """Run all cases; `record` is called, by one thread at a time, with each result.
+    """Runs all cases.
 
-    max_samples, together: see worker.run_case; silence_seconds: how long a call may take; log: what workers print goes beside it;
-    command: what starts one, if not COMMAND.
+    Args:
+        record: Called with each result, by one thread at a time.
+        max_samples: See worker.run_case, as for `together`.
+        silence_seconds: The time limit of a call.
+        log: Output of workers is written to files next to this path.
+        command: The command that starts a worker, if it is not COMMAND.
     """
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
@@ -77,7 +81,11 @@ def run_all(
 
 
 class Worker:
-    """One process at a time. log: where what it prints goes."""
+    """A worker process, which is started again after it dies or is stopped.
+
+    Args:
+        log: The file for the output of the process.
+    """
 
     def __init__(self, log: Path, command: Sequence[str]) -> None:
         self.log, self.command = log, command
@@ -120,13 +128,13 @@ class Worker:
             self._process, self._read = None, b""
 
     def _start(self) -> None:
-        self._answers, theirs = os.pipe()
+        self._answers, worker_end = os.pipe()
         with self.log.open("ab") as log:
             environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])}
             self._process = subprocess.Popen(
-                [*self.command, str(theirs)], env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[theirs]
+                [*self.command, str(worker_end)], env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[worker_end]
             )
-        os.close(theirs)
+        os.close(worker_end)
         try:
             self._receive(START_SECONDS)
         except EOFError:
@@ -134,7 +142,12 @@ class Worker:
             raise RuntimeError(f"a worker did not start: see {self.log}") from None
 
     def _receive(self, seconds: float) -> Result:
-        """Raises: TimeoutError; EOFError."""
+        """Returns the next message of the process.
+
+        Raises:
+            TimeoutError: There is no message in time.
+            EOFError: The process has ended.
+        """
         while b"\n" not in self._read:
             ready, _, _ = select.select([self._answers], [], [], seconds)
             if not ready:
@@ -148,7 +161,7 @@ class Worker:
 
 
 def _lost(case: Case, sample: int, label: str, text: str, complete: bool) -> Result:
-    """The result of a case whose process was lost at a sample. Whatever came before it, its counts are lost too."""
+    """Returns the result of a case whose process was lost at a sample. The counts of earlier samples are lost too."""
     return {
         "case": str(case),
         "passed": 0,

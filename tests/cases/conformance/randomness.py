@@ -1,4 +1,4 @@
-"""Random results: what can be said of them without knowing the generator."""
+"""Plausibility of random results, without knowledge of the generator."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ DRAWS = 24
 
 
 def implausible(actual: Any, draws: Sequence[Any]) -> Difference | None:
-    """Compare each result's quartiles and its shares of zeros and of non-finite elements with those of eager's draws from other seeds.
+    """Compares statistics of each result with those of results that eager mode draws from other seeds.
 
-    Over eager's draws a statistic has a mean and a deviation; ours may lie eight deviations away, a quartile by a hundredth of the
-    elements' mean size more (deviations of few draws say little about long tails), a share by three elements more.
+    The statistics are the quartiles, and the shares of zeros and of finite elements. A statistic may be eight standard deviations of eager
+    mode's draws away from their mean. A quartile may differ by a hundredth of the mean absolute value more, as the deviations of a few
+    draws say little about long tails; a share by three elements more.
     """
-    for index, mine in enumerate(leaves(actual)):
-        if not mine.numel():
+    for index, leaf in enumerate(leaves(actual)):
+        if not leaf.numel():
             continue
-        of_draws = [_statistics(leaves(draw)[index]) for draw in draws]
+        draw_statistics = [_statistics(leaves(draw)[index]) for draw in draws]
         size = sum(_mean_size(leaves(draw)[index]) for draw in draws) / len(draws)
-        for name, value in _statistics(mine).items():
-            known = torch.tensor([statistics.get(name, 0.0) for statistics in of_draws], dtype=torch.float64)
-            slack = 8 * known.std().item() + 1e-3 * known.abs().max().item() + 1e-6 + (3 / mine.numel() if "share" in name else size / 100)
+        for name, value in _statistics(leaf).items():
+            known = torch.tensor([statistics.get(name, 0.0) for statistics in draw_statistics], dtype=torch.float64)
+            slack = 8 * known.std().item() + 1e-3 * known.abs().max().item() + 1e-6 + (3 / leaf.numel() if "share" in name else size / 100)
             if not abs(value - known.mean().item()) <= slack:
                 text = f"result {index}: {name} {value:.4g}, eager's draws have {known.mean():.4g} ± {known.std():.2g}"
                 return Difference("value", f"random: {text}")

@@ -1,4 +1,4 @@
-"""The results of a run: read, summed up, and as docs/op_coverage.md."""
+"""The results of a run: loading them, their summary, and docs/op_coverage.md."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SHORT = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int64": "i64"
 
 
 def load(path: Path) -> dict[str, Result]:
-    """Results by case, the last of each. A line that a killed run left unfinished is dropped."""
-    known: dict[str, Result] = {}
+    """Returns the last result of each case. Drops a line that a killed run has left unfinished."""
+    results: dict[str, Result] = {}
     if path.exists():
         for line in path.read_text().splitlines():
             try:
                 result = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            known[result["case"]] = result
-    return known
+            results[result["case"]] = result
+    return results
 
 
 def failure_lines(result: Result) -> Iterator[str]:
@@ -45,7 +45,7 @@ def calls(result: Result) -> int:
 
 @dataclass
 class Entry:
-    """One entry with one dtype: all its kinds of input together."""
+    """The results of an entry with one dtype, for all kinds of input together."""
 
     database: str
     name: str
@@ -65,16 +65,17 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """ "passes", "fails", or "empty": nothing could be compared."""
+        """Returns "passes", "fails", or "empty" if nothing could be compared."""
         if self.failed:
             return "fails"
         return "passes" if self.passed else "empty"
 
 
 class Summary:
-    """Counts over the results of some cases.
+    """Counts of the results of some cases.
 
-    good: no failure that is not expected, no expected failure that passes, no wrong result.
+    Attributes:
+        good: True if each failure is expected, and each expected failure occurs.
     """
 
     def __init__(self, results: Sequence[Result], known: Iterable[Expected] | None = None) -> None:
@@ -100,9 +101,9 @@ class Summary:
     def good(self) -> bool:
         return not self.unexpected_failures and not self.unexpected_passes
 
-    def total(self, what: str) -> Counter[str]:
-        """what: "failed", "skipped" or "notes"."""
-        return sum((Counter(result[what]) for result in self.results), Counter())
+    def total(self, field_name: str) -> Counter[str]:
+        """Returns the sum of the counts in the field "failed", "skipped" or "notes"."""
+        return sum((Counter(result[field_name]) for result in self.results), Counter())
 
     def text(self) -> str:
         return "\n".join(self.lines())
@@ -139,7 +140,7 @@ class Summary:
 
 
 def parts(case: str) -> tuple[str, str, str, str]:
-    """Database, name, dtype, kind."""
+    """Returns database, name, dtype and kind of a case."""
     entry, dtype, kind = case.rsplit("/", 2)
     database, name = entry.split("/", 1)
     return database, name, dtype, kind
@@ -159,7 +160,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def coverage_page(summary: Summary) -> str:
-    """docs/op_coverage.md: the summary, then a line for each entry."""
+    """Returns docs/op_coverage.md: the summary, then a line for each entry."""
     lines = [
         "# What runs, and how",
         "",
@@ -186,19 +187,19 @@ def _row(name: str, by_dtype: Mapping[str, Entry]) -> str:
         if entry.state != "passes":
             labels = entry.failed or entry.skipped
             other.setdefault(", ".join(sorted(labels)) or "no samples", []).append(_SHORT[dtype])
-    rest = "; ".join(f"{' '.join(dtypes)}: {labels}" for labels, dtypes in other.items())
-    cells = [name, _through(next(iter(by_dtype.values())), by_dtype.values()), " ".join(passing), rest]
+    other_column = "; ".join(f"{' '.join(dtypes)}: {labels}" for labels, dtypes in other.items())
+    cells = [name, _through(next(iter(by_dtype.values())), by_dtype.values()), " ".join(passing), other_column]
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def _through(first: Entry, found: Iterable[Entry]) -> str:
-    """How the entry's ops were computed."""
-    fallback = set().union(*(entry.fallback for entry in found))
-    executed = set().union(*(entry.executed for entry in found))
+def _through(first: Entry, by_dtype: Iterable[Entry]) -> str:
+    """Says how the entry's ops were computed."""
+    fallback = set().union(*(entry.fallback for entry in by_dtype))
+    executed = set().union(*(entry.executed for entry in by_dtype))
     if fallback:
         return f"fallback: {', '.join(sorted(fallback))}"
     if not executed:
         return "no computation"
     info = Case(first.database, first.name, first.dtype, "samples").info
-    own = getattr(getattr(info, "torch_opinfo", info), "aten_name", "").replace(".", "_")
-    return "lowering" if any(op.split(".")[1] == own for op in executed) else "decomposition"
+    own_op = getattr(getattr(info, "torch_opinfo", info), "aten_name", "").replace(".", "_")
+    return "lowering" if any(op.split(".")[1] == own_op for op in executed) else "decomposition"

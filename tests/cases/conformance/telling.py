@@ -1,8 +1,8 @@
-"""The thousand most telling calls of op_db: `python -m cases.conformance.telling` chooses them and writes telling.txt. One of each op is
-compared by `make test`, the others by `pytest -m slow tests/cases/test_conformance.py`.
+"""A thousand calls of op_db that show many different facts. `make test` compares one call of each op, and `pytest -m slow
+tests/cases/test_conformance.py` the others. `python -m cases.conformance.telling` chooses the calls and writes telling.txt.
 
-A call shows facts: its op with this dtype, this kind of input, operands of these ranks, this value of a keyword. The calls are chosen
-greedily: each is one that passes, with the most facts that no call chosen before it shows.
+The facts of a call are its op with this dtype, this kind of input, operands of these ranks, this value of a keyword. The choice is greedy:
+each next call is one that passes, with the most facts that no earlier call shows.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from .expected import by_case
 from .trial import Runner, can_join, run_together
 from .worker import prepare, runner_of
 
-# A case, and the number of one of its calls.
+# A case, and the index of one of its calls.
 Candidate = tuple[Case, int]
 
 CHOSEN = Path(__file__).with_name("telling.txt")
 COUNT = 1000
 TOGETHER = 10
-# Calls of a case that are looked at; what follows differs from them in sizes.
+# The number of calls of a case that are considered; later calls differ only in sizes.
 _LOOKED_AT = 40
 _KINDS = ("samples", "noncontiguous", "zero_size", "inplace", "out")
 
 
 def is_of(case: Case) -> bool:
-    """Whether its calls are such as can be chosen."""
+    """True if calls of the case can be chosen."""
     return case.database == "op_db" and case.kind in _KINDS
 
 
 def groups(further: bool = False) -> list[list[Candidate]]:
-    """The calls that were chosen, so many as are compiled together: one of each op, or those that are further ones of an op."""
+    """Returns the chosen calls in groups that are compiled together: the first call of each op, or the further calls."""
     calls: list[Candidate] = []
     seen: set[str] = set()
     for line in CHOSEN.read_text().splitlines():
@@ -53,7 +53,7 @@ def groups(further: bool = False) -> list[list[Candidate]]:
 
 
 def is_there(case: Case, number: int) -> bool:
-    """Whether this torch's database has such a call: telling.txt was chosen from another one's."""
+    """True if the database of this release of torch has the call: telling.txt was chosen with one release."""
     return case.name in entries(case.database) and next(itertools.islice(seeded_trials(case), number, None), None) is not None
 
 
@@ -62,27 +62,27 @@ def call_of(case: Case, number: int) -> tuple[Runner, Trial]:
 
 
 def seeded_trials(case: Case) -> Iterator[Trial]:
-    """The same values whatever ran before."""
+    """Returns the case's trials, with the same values whatever ran before."""
     random.seed(0)
     torch.manual_seed(0)
     return trials(case)
 
 
 def facts(case: Case, call: Call) -> frozenset[Hashable]:
-    """What a call shows of its op."""
+    """Returns the facts that a call shows about its op."""
     ranks = tuple(min(tensor.dim(), 4) for tensor in call.tensors[:4])
     shapes = {tensor.shape for tensor in call.tensors}
-    found: set[Hashable] = {case.dtype, case.kind, ranks, *(tensor.dtype for tensor in call.tensors)}
-    found |= {"several shapes"} if len(shapes) > 1 else set()
-    found |= {"nothing in it"} if any(not tensor.numel() for tensor in call.tensors) else set()
-    # Keywords and literals, whatever the numbers are.
+    shown: set[Hashable] = {case.dtype, case.kind, ranks, *(tensor.dtype for tensor in call.tensors)}
+    shown |= {"several shapes"} if len(shapes) > 1 else set()
+    shown |= {"nothing in it"} if any(not tensor.numel() for tensor in call.tensors) else set()
+    # Keywords and literals, with a zero for each digit.
     shape_of_text = "".join("0" if letter.isdigit() else letter for letter in call.text)
-    return frozenset((case.name, fact) for fact in found | {shape_of_text})
+    return frozenset((case.name, fact) for fact in shown | {shape_of_text})
 
 
 def candidates() -> dict[Candidate, frozenset[Hashable]]:
-    """The facts of each call that could be chosen: the first of those that show the same."""
-    found: dict[Candidate, frozenset[Hashable]] = {}
+    """Returns the facts of each call that can be chosen. Of calls with the same facts, only the first can be chosen."""
+    facts_of_candidates: dict[Candidate, frozenset[Hashable]] = {}
     seen: set[frozenset[Hashable]] = set()
     expected = by_case()
     for case in cases():
@@ -92,44 +92,44 @@ def candidates() -> dict[Candidate, frozenset[Hashable]]:
             for trial in itertools.islice(seeded_trials(case), _LOOKED_AT):
                 shown = facts(case, trial.call)
                 # torch.compile takes no `out` of another size than the result's.
-                fits = case.kind != "out" or trial.call.tensors[-1].numel() > 0
-                if fits and shown not in seen and can_join(trial) and trial.call.key is not None:
-                    found[case, trial.number] = shown
+                is_supported = case.kind != "out" or trial.call.tensors[-1].numel() > 0
+                if is_supported and shown not in seen and can_join(trial) and trial.call.key is not None:
+                    facts_of_candidates[case, trial.number] = shown
                 seen.add(shown)
-        except Exception as error:  # op_db itself fails for some of its cases, in whatever way; those cannot be chosen
+        except Exception as error:  # op_db itself raises for some of its cases, with any exception; these cannot be chosen
             print(f"{case}: the database raises {error!r}", flush=True)
-    return found
+    return facts_of_candidates
 
 
 def choose(count: int) -> list[Candidate]:
-    """Greedily: what does not pass, alone or in company, makes room for the next best."""
-    left: defaultdict[str, dict[Candidate, frozenset[Hashable]]] = defaultdict(dict)
+    """Chooses calls greedily. A call that does not pass, compiled alone or with others, is replaced by the next best one."""
+    remaining: defaultdict[str, dict[Candidate, frozenset[Hashable]]] = defaultdict(dict)
     for (case, number), shown in candidates().items():
-        left[case.name][case, number] = shown
-    gc.freeze()  # collections need not look at all these again
+        remaining[case.name][case, number] = shown
+    gc.freeze()  # garbage collections need not visit these objects
     known: set[Hashable] = set()
     used: Counter[tuple[str, str]] = Counter()
     passing: list[Candidate] = []
 
     def rank(item: Candidate) -> tuple[int, int]:
-        """Among equals, the kind of input and dtype that has been chosen least."""
-        return len(left[item[0].name][item] - known), -used[item[0].kind, item[0].dtype]
+        """Orders by the number of new facts, then by how rarely the kind of input and the dtype were chosen."""
+        return len(remaining[item[0].name][item] - known), -used[item[0].kind, item[0].dtype]
 
-    # An op's facts are its own: only where something was chosen is there another best.
-    best = {name: max(items, key=rank) for name, items in left.items()}
+    # Ops share no facts: the best call changes only for an op whose call was chosen.
+    best = {name: max(items, key=rank) for name, items in remaining.items()}
     while len(passing) < count and best:
         group = []
         for name in sorted(best, key=lambda name: rank(best[name]), reverse=True)[: min(TOGETHER, count - len(passing))]:
-            group.append(max(left[name], key=rank))
+            group.append(max(remaining[name], key=rank))
         for item, outcome in zip(group, run_together([call_of(*item) for item in group]), strict=True):
-            name, shown = item[0].name, left[item[0].name].pop(item)
+            name, shown = item[0].name, remaining[item[0].name].pop(item)
             if outcome.verdict == "pass":
                 passing.append(item)
                 known |= shown
                 used[item[0].kind, item[0].dtype] += 1
             del best[name]
-            if left[name]:
-                best[name] = max(left[name], key=rank)
+            if remaining[name]:
+                best[name] = max(remaining[name], key=rank)
         print(f"{len(passing)} chosen", flush=True)
     return passing
 
@@ -139,7 +139,7 @@ def main() -> int:
     numbers: defaultdict[Case, list[int]] = defaultdict(list)
     for case, number in choose(COUNT):
         numbers[case].append(number)
-    lines = [f"{case.name} {case.dtype} {case.kind} {' '.join(map(str, sorted(places)))}" for case, places in numbers.items()]
+    lines = [f"{case.name} {case.dtype} {case.kind} {' '.join(map(str, sorted(indices)))}" for case, indices in numbers.items()]
     CHOSEN.write_text("\n".join(sorted(lines)) + "\n")
     return 0
 

@@ -1,4 +1,4 @@
-"""One call: eager, compiled, judged. Where the two differ, torch's own "aot_eager" is asked whether torch.compile itself is the reason."""
+"""Runs a call in eager mode and compiled, and compares the two. Excuses differences that torch's "aot_eager" has too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _MOST_PROGRAMS = 150
 
 @dataclass(frozen=True)
 class Outcome:
-    """verdict: "pass", "skip" or "fail"; label: the reason, or "raises:<error>", or "wrong <kind>"; text: the message."""
+    """The outcome of a trial.
+
+    Attributes:
+        verdict: "pass", "skip" or "fail".
+        label: The reason, or "raises:<error>", or "wrong <kind>".
+        text: The message.
+    """
 
     verdict: str
     label: str = ""
@@ -33,7 +39,7 @@ class Outcome:
 
 
 class Raised(Exception):
-    """The call raised: `error`."""
+    """The call raised an exception, which is the attribute `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -42,7 +48,12 @@ class Raised(Exception):
 
 @dataclass
 class Run:
-    """What a call gave. inputs: arguments, parameters and buffers, as they are after it; random: whether it drew random numbers."""
+    """The effects of a call.
+
+    Attributes:
+        inputs: The arguments, parameters and buffers, as they are after the call.
+        random: True if the call drew random numbers.
+    """
 
     inputs: list[torch.Tensor]
     result: Any
@@ -51,7 +62,7 @@ class Run:
 
 
 class Runner:
-    """Runs the trials of one case. It compiles calls that differ in their tensors' values only once."""
+    """Runs the trials of one case. Calls that differ only in the values of tensors are compiled once."""
 
     def __init__(
         self, tolerance: Callable[[torch.dtype], judge.Tolerance], *, uninitialised: bool = False, backend: str = "dynaxla"
@@ -64,9 +75,9 @@ class Runner:
         self._rejections: dict[tuple[str, ...], Counter[bool]] = {}
 
     def outcomes(self, trials: Iterable[Trial], together: int = 1) -> Iterator[tuple[Trial, Outcome]]:
-        """Each trial with its outcome. Once two have passed, up to `together` calls are compiled as one function.
+        """Yields each trial with its outcome. Once two have passed, up to `together` calls are compiled as one function.
 
-        Calls that do not pass in such a company, and all those whose arguments are not tensors and literals only, are compiled alone.
+        A call is compiled alone if it does not pass together with others, or if not all of its arguments are tensors and literals.
         """
         first: list[Outcome] = []
         waiting: list[tuple[Trial, Run]] = []
@@ -86,12 +97,12 @@ class Runner:
         yield from self._joined(waiting)
 
     def _joined(self, waiting: Sequence[tuple[Trial, Run]]) -> Iterator[tuple[Trial, Outcome]]:
-        """Trials, with eager's results, compiled as one function."""
+        """Compiles trials, which come with eager mode's results, as one function."""
         outcomes = _run_joined([(self, trial, expected) for trial, expected in waiting])
         return ((trial, outcome) for (trial, _), outcome in zip(waiting, outcomes, strict=True))
 
     def _make_room(self) -> None:
-        """Each compiled program takes some of the memory mappings that a process may have (65,530 on Linux), and XLA crashes without."""
+        """Drops programs. Each takes some of a process's memory mappings (65,530 on Linux), and XLA crashes if there are no more."""
         self._compiled_since += 1
         if self._compiled_since > _MOST_PROGRAMS:
             self._compiled_since = 0
@@ -100,7 +111,7 @@ class Runner:
             gc.collect()
 
     def call_together(self, trials: Sequence[Trial]) -> list[Run]:
-        """Raises: Raised."""
+        """Compiles the calls as one function and runs it. Raises Raised."""
         self._make_room()
         tensors = [copy_tensors(trial.call.tensors) for trial in trials]
         torch.manual_seed(SEED)
@@ -110,13 +121,13 @@ class Runner:
                 results = function(*itertools.chain(*tensors))
         except Exception as error:
             raise Raised(error) from error
-        return [Run(given, result, None, False) for given, result in zip(tensors, results, strict=True)]
+        return [Run(inputs, result, None, False) for inputs, result in zip(tensors, results, strict=True)]
 
     def run(self, trial: Trial) -> Outcome:
-        """The outcome of a trial compiled alone."""
+        """Compiles a trial alone, and returns its outcome."""
         try:
             return self._run(trial)
-        except Exception as error:  # of this suite, not of what it tests
+        except Exception as error:  # an error of this suite, not of the tested code
             return Outcome("fail", f"suite:{type(error).__name__}", "".join(traceback.format_exception(error))[-1500:])
 
     def _run(self, trial: Trial) -> Outcome:
@@ -140,7 +151,7 @@ class Runner:
         return self._differs(trial, difference)
 
     def compare(self, trial: Trial, actual: Run, expected: Run) -> judge.Difference | Outcome:
-        """The outcome if the two agree."""
+        """Returns a difference, or the outcome of runs that agree."""
         forms = [
             judge.form(actual.result, expected.result),
             judge.form(actual.inputs, expected.inputs),
@@ -162,30 +173,30 @@ class Runner:
         return found
 
     def _values(self, trial: Trial, actual: Run, expected: Run, reference: Callable[[], Run | None]) -> tuple[judge.Difference | None, str]:
-        """What differs; else how the results were compared, if not simply one by one."""
+        """Returns the difference of values, or None and a note on how the results were compared."""
 
-        def of_reference(part: Callable[[Run], Any]) -> Callable[[], Any]:
+        def part_of_reference(part: Callable[[Run], Any]) -> Callable[[], Any]:
             return lambda: None if (run := reference()) is None else part(run)
 
         def others(run: Run) -> Any:
-            """What was not compared with the result."""
+            """Returns the tensors that are not compared as results."""
             return [run.inputs[index] for index in separate], run.gradients
 
         separate = [i for i, tensor in enumerate(expected.inputs) if not any(tensor is leaf for leaf in judge.leaves(expected.result))]
-        found = judge.values(actual.result, expected.result, self.tolerance, of_reference(lambda run: run.result))
+        found = judge.values(actual.result, expected.result, self.tolerance, part_of_reference(lambda run: run.result))
         note = ""
         if found is not None and trial.unique is not None:
             unique = functools.partial(_unique, trial)
-            found = judge.values(unique(actual), unique(expected), self.tolerance, of_reference(unique))
+            found = judge.values(unique(actual), unique(expected), self.tolerance, part_of_reference(unique))
             note = "compared in what of the results is unique"
-        return found or judge.values(others(actual), others(expected), self.tolerance, of_reference(others), "input"), note
+        return found or judge.values(others(actual), others(expected), self.tolerance, part_of_reference(others), "input"), note
 
     def call_eagerly(self, trial: Trial) -> Run:
-        """Raises: Raised."""
+        """Runs the call in eager mode. Raises Raised."""
         return self._call(trial, None)
 
     def _call_wide(self, trial: Trial) -> Run | None:
-        """What eager gives in float64 or complex128, or None where that cannot be."""
+        """Runs the call in eager mode in float64 or complex128. Returns None if it raises."""
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -196,7 +207,7 @@ class Runner:
             torch.set_default_dtype(default)
 
     def _call(self, trial: Trial, backend: str | None, seed: int = SEED, wide: bool = False) -> Run:
-        """Raises: Raised."""
+        """Runs the call, in eager mode if there is no backend. Raises Raised."""
         call = trial.call
         if isinstance(call.function, torch.nn.Module):
             module = copy.deepcopy(call.function)
@@ -230,7 +241,7 @@ class Runner:
         return self._functions[key]
 
     def _expect_error(self, trial: Trial, expected: Exception) -> Outcome:
-        """Eager's exception, or what torch.compile itself makes of it."""
+        """Checks that the call raises eager mode's exception, or the exception of torch.compile."""
         found: Exception | None = None
         try:
             self._call(trial, self.backend)
@@ -251,39 +262,39 @@ class Runner:
         return Outcome("skip", "torch.compile accepts the error input")
 
     def _raised(self, trial: Trial, error: Exception) -> Outcome:
-        """aot_eager is asked a few times for each kind of error, then its answer is known."""
+        """Handles an exception of the compiled call. aot_eager is asked a few times for each kind of error; then its answer is known."""
         name, text = error_name(error), str(error).strip()
         answers = self._rejections.setdefault((name, *_words(text)), Counter())
         if sum(answers.values()) < 3 or len(answers) > 1:
             try:
                 self._call(trial, "aot_eager")
                 answers[False] += 1
-                rejects = False
+                is_rejected = False
             except Raised:
                 answers[True] += 1
-                rejects = True
+                is_rejected = True
         else:
-            rejects = answers[True] > 0
-        if rejects:
+            is_rejected = answers[True] > 0
+        if is_rejected:
             return Outcome("skip", f"torch.compile raises {name}", text[:300])
         return Outcome("fail", f"raises:{name}", text[:600])
 
     def _differs(self, trial: Trial, difference: judge.Difference) -> Outcome:
-        """A failure, unless torch.compile itself differs from eager here and we agree with it in everything."""
-        # Ops that "aot_eager" runs whole may return an input; taken apart, as backends get them, they return a copy.
-        taken_apart = ("aot_eager_decomp_partition",) if difference.kind == "aliasing" else ()
-        for backend in ("aot_eager", *taken_apart):
+        """Returns a failure, unless torch.compile itself differs from eager mode, and the results are exactly its results."""
+        # Ops that "aot_eager" does not decompose may return an input. Decomposed, as backends get them, they return a copy.
+        with_decompositions = ("aot_eager_decomp_partition",) if difference.kind == "aliasing" else ()
+        for backend in ("aot_eager", *with_decompositions):
             try:
-                own = self._call(trial, backend)
+                expected_of_compile = self._call(trial, backend)
             except Raised:
                 continue
-            if isinstance(self.compare(trial, self._call(trial, self.backend), own), Outcome):
+            if isinstance(self.compare(trial, self._call(trial, self.backend), expected_of_compile), Outcome):
                 return Outcome("skip", f"torch.compile itself differs from eager: {difference.kind}", difference.text[:300])
         return Outcome("fail", f"wrong {difference.kind}", difference.text[:600])
 
 
 def run_together(calls: Sequence[tuple[Runner, Trial]]) -> list[Outcome]:
-    """The outcomes of calls that can join, of several cases, compiled as one function; what does not pass so is compiled alone."""
+    """Compiles calls of several cases as one function, and returns their outcomes. Calls that do not pass are compiled alone."""
     outcomes: dict[int, Outcome] = {}
     waiting: dict[int, tuple[Runner, Trial, Run]] = {}
     for index, (runner, trial) in enumerate(calls):
@@ -296,7 +307,7 @@ def run_together(calls: Sequence[tuple[Runner, Trial]]) -> list[Outcome]:
 
 
 def _run_joined(waiting: Sequence[tuple[Runner, Trial, Run]]) -> list[Outcome]:
-    """Trials, each with its case's runner and eager's results."""
+    """Compiles trials, each with its case's runner and eager mode's results, as one function. Returns their outcomes."""
     try:
         runs = waiting[0][0].call_together([trial for _, trial, _ in waiting]) if waiting else []
     except Raised:
@@ -309,18 +320,18 @@ def _run_joined(waiting: Sequence[tuple[Runner, Trial, Run]]) -> list[Outcome]:
 
 
 def _unique(trial: Trial, run: Run) -> list[torch.Tensor]:
-    """What of the result is unique."""
+    """Returns the part of the result that is unique."""
     with torch.no_grad():
         return judge.leaves(run.result) if trial.unique is None else trial.unique(run.result, run.inputs[0])
 
 
 def _drawn(trial: Trial, run: Run) -> list[Any]:
-    """What random numbers may have changed."""
+    """Returns all values that may depend on random numbers."""
     return [_unique(trial, run), run.inputs, run.gradients]
 
 
 def can_join(trial: Trial) -> bool:
-    """Whether it may be compiled as one function with others."""
+    """True if the trial can be compiled as one function with others."""
     return not trial.expects_error and not trial.differentiate and not isinstance(trial.call.function, torch.nn.Module)
 
 
@@ -330,7 +341,7 @@ def error_name(error: BaseException) -> str:
 
 
 def _words(text: str) -> Sequence[str]:
-    """The first line of a message without its numbers."""
+    """Returns the first line of a message, without numbers."""
     first = text.partition("\n")[0]
     return ["".join(letter for letter in first if not letter.isdigit())[:160]]
 
@@ -344,7 +355,7 @@ def states_of(function: Any) -> list[torch.Tensor]:
 
 
 def gradients_of(results: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
-    """Of all inputs that require them, under random cotangents; None if nothing can be differentiated."""
+    """Returns the gradients of all inputs that require them, for random cotangents; None if nothing can be differentiated."""
     outputs = [leaf for leaf in judge.leaves(results) if leaf.requires_grad]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     if not outputs or not wanted:
@@ -355,8 +366,7 @@ def gradients_of(results: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
 
 
 def quiet() -> None:
-    """torch's databases use deprecated and beta functions on purpose; a warning that dynaxla or JAX gives is an error, but for one of
-    torch's own."""
+    """Ignores warnings, because torch's databases use deprecated and beta functions on purpose. Warnings of dynaxla and JAX are errors."""
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", module=r"(dynaxla|jax|jaxlib)(\.|$)")
     warnings.filterwarnings("ignore", "An output with one or more elements was resized")

@@ -1,4 +1,4 @@
-"""Runs cases: in this process, or as the process that pool.py starts (case by case, one line of JSON each way)."""
+"""Runs cases in this process, or as a process that pool.py starts: it reads each case, and writes each result, as a line of JSON."""
 
 from __future__ import annotations
 
@@ -32,11 +32,18 @@ def run_case(
     progress: Callable[[int], None] = lambda index: None,
     runner: Runner | None = None,
 ) -> Result:
-    """Counts and the first failure of each label.
+    """Returns counts, and the first failure of each label.
 
-    together: how many calls may be compiled as one function; runner: what runs the calls, if not the one that compiles them.
-    Result: passed; skipped (by reason), failed (by label), notes (on passed calls): counts; examples: label -> first call and message;
-    executed, fallback: the ATen ops that XLA ran, and those that torch's kernels ran for want of a lowering; complete: all samples ran.
+    Args:
+        together: The number of calls that may be compiled as one function.
+        runner: Runs the calls, if not the runner that compiles them.
+
+    Returns:
+        passed: The number of calls that passed.
+        skipped, failed, notes: The number of skipped calls by reason, of failed calls by label, of passed calls by note.
+        examples: The first call of each label, with its message.
+        executed, fallback: The ATen ops that XLA ran, and those that torch's kernels ran because there is no lowering.
+        complete: True if all samples ran.
     """
     started = time.perf_counter()
     torch._dynamo.reset()
@@ -69,7 +76,7 @@ def run_case(
 
 
 def runner_of(case: Case, kind: type[R] = Runner) -> R:
-    """With the case's tolerances."""
+    """Returns a runner with the case's tolerances."""
     override = tolerance_of(case)
 
     def tolerance(dtype: torch.dtype) -> judge.Tolerance:
@@ -80,7 +87,11 @@ def runner_of(case: Case, kind: type[R] = Runner) -> R:
 
 
 class _Database:
-    """A case's trials, reported as they are made; error: what making one raised."""
+    """The trials of a case. Their numbers are reported as they are made.
+
+    Attributes:
+        error: The exception that making a trial raised, or None.
+    """
 
     def __init__(self, trials: Iterator[Trial], progress: Callable[[int], None]) -> None:
         self.trials, self.progress = trials, progress
@@ -96,16 +107,16 @@ class _Database:
 
 
 def prepare() -> None:
-    """Make this process ready for cases: one thread, no warnings about torch's own samples, no work that compiling them does not need."""
+    """Prepares this process for cases: one thread, no warnings about torch's samples, and no unnecessary work in compilation."""
     torch.set_num_threads(1)
     quiet()
-    gc.freeze()  # collections need not look again at what importing has made
+    gc.freeze()  # garbage collections need not visit the objects that imports have created
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0  # it flushes the CPU's caches to time each new guard
 
 
 def clean() -> None:
-    """Let go of everything compiled."""
+    """Drops everything that was compiled."""
     torch._dynamo.reset()
     jax.clear_caches()
     calls.forget_sources()
@@ -113,9 +124,10 @@ def clean() -> None:
 
 
 def main(runner: Callable[[Case], Runner] = runner_of, cases_between: int = 1) -> None:
-    """Read cases from descriptor 0, write to the descriptor that the last argument names: {"sample": i} before each call, then the result.
+    """Reads cases from stdin. Writes {"sample": i} before each call, then the result, to the descriptor that the last argument names.
 
-    cases_between: how many cases there are from one cleaning to the next.
+    Args:
+        cases_between: The number of cases between two cleanings.
     """
     answers = os.fdopen(int(sys.argv[-1]), "w", buffering=1)
     prepare()

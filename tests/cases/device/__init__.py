@@ -1,5 +1,8 @@
-"""What the device "jax" does, in functions whose names begin with `check_`. Registering it is for a process's life, so each module of them
-runs in a process of its own: `scripts.run_script("from cases import device; device.run('NAME')")`."""
+"""Checks of the device "jax": the functions in this folder whose names begin with `check_`.
+
+Registering the device lasts until a process ends. So the checks of each module run in a process of their own:
+`scripts.run_script("from cases import device; device.run('NAME')")`.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from support.timing.dynamo_speed import skip_guard_profile
 
 
 def compile_quickly() -> None:
-    """From now on, ops, what is recorded, and graphs: the subject here is what XLA is given, and what becomes of its results."""
-    options_for, quickly = op_compiler.options_for, quick_compilation.options()
+    """From now on, XLA compiles ops, recordings and graphs with few optimizations. The checks are not about speed."""
+    options_for, quick_options = op_compiler.options_for, quick_compilation.options()
     for module in (op_compiler, engine_compile):
-        module.options_for = lambda *problem: {**options_for(*problem), **quickly}
+        module.options_for = lambda *args: {**options_for(*args), **quick_options}
     skip_guard_profile()
 
 
 def run(name: str) -> None:
-    """Run all of a module's checks on a fresh device. Exits with 1 if one fails, and names it."""
+    """Enables the device and runs all checks of a module. Exits with 1 after the traceback of each failed check."""
     faulthandler.enable()
     dynaxla.device.enable()
     compile_quickly()
@@ -35,7 +38,7 @@ def run(name: str) -> None:
     failed = 0
     for title, check in sorted(vars(module).items()):
         if title.startswith("check_"):
-            print(f"{name}.{title}", file=sys.stderr, flush=True)  # the last one before a crash
+            print(f"{name}.{title}", file=sys.stderr, flush=True)  # names the check that ends the process
             torch.manual_seed(0)
             try:
                 with warnings.catch_warnings(action="error"):

@@ -1,4 +1,4 @@
-"""With eight devices: a training goes on from a checkpoint, on another mesh and on one device; and tensors of every kind."""
+"""With eight devices: training continues from a checkpoint on another mesh or one device, and checkpoints keep tensors of every dtype."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .checkpoints import OTHER, WAYS, folders, from_meshes, loaded, saved
 from .on_meshes import MESH, SPECS, Block, spec_of
 
 
-def check_from_any_mesh_to_any() -> None:
+def check_tensors_load_onto_every_mesh() -> None:
     hosts: dict[str, Callable[[], torch.Tensor]] = {
         "double": lambda: torch.randn(8, 16, 4, dtype=torch.float64),
-        "half, transposed": lambda: torch.randn(16, 8, 4).bfloat16().transpose(0, 1),
-        "whole numbers": lambda: torch.randint(99, (8, 16, 4)),
-        "truths": lambda: torch.randn(8, 16, 4) > 0,
+        "bfloat16, transposed": lambda: torch.randn(16, 8, 4).bfloat16().transpose(0, 1),
+        "integers": lambda: torch.randint(99, (8, 16, 4)),
+        "bools": lambda: torch.randn(8, 16, 4) > 0,
         "complex": lambda: torch.randn(8, 16, 4, dtype=torch.complex64),
     }
     from_meshes(hosts, lambda *_: WAYS)
 
 
 def trained(mesh: Mesh | None, specs: Any, steps: int) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], float]]:
-    """A model, its optimizer, and a step that gives the loss."""
+    """Returns a model after some steps of training, its optimizer, and a step that returns the loss."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(Block(16, 32), Block(16, 32)).to("jax").eval()
     x, y = torch.randn(16, 16).to("jax"), torch.randn(16, 16).to("jax")
@@ -52,21 +52,21 @@ def trained(mesh: Mesh | None, specs: Any, steps: int) -> tuple[nn.Module, torch
     return model, optimizer, run
 
 
-def check_training_goes_on() -> None:
-    """Optimizers' state, from one mesh to another and to one device: the losses go on as if nothing had happened."""
+def check_training_continues_from_a_checkpoint() -> None:
+    """The losses are those of uninterrupted training, after model and optimizer move to another mesh or to one device."""
     model, optimizer, step = trained(MESH, SPECS, 2)
     with folders() as folder:
         names, state = get_state_dict(model, optimizer)
         saved({"model": checkpointable(names), "optimizer": checkpointable(state)}, folder)
         expected = [step() for _ in range(3)]
         for mesh, specs in [(OTHER, {"*.up.weight": ("b", "a"), "*.down.weight": (None, "a")}), (None, None)]:
-            again, updates, go_on = trained(mesh, specs, 0)
+            restored, restored_optimizer, restored_step = trained(mesh, specs, 0)
             with torch.no_grad():
-                for parameter in again.parameters():
+                for parameter in restored.parameters():
                     parameter.zero_()
-            names, state = get_state_dict(again, updates)
+            names, state = get_state_dict(restored, restored_optimizer)
             loaded({"model": checkpointable(names), "optimizer": checkpointable(state)}, folder)
-            set_state_dict(again, updates, model_state_dict=names, optim_state_dict=state)
-            torch.testing.assert_close([go_on() for _ in range(3)], expected, rtol=0, atol=1e-5)
-            weight = again.get_parameter("0.up.weight")
-            assert spec_of(updates.state[weight]["exp_avg"]) == spec_of(weight) == (None if mesh is None else ("b", "a"))
+            set_state_dict(restored, restored_optimizer, model_state_dict=names, optim_state_dict=state)
+            torch.testing.assert_close([restored_step() for _ in range(3)], expected, rtol=0, atol=1e-5)
+            weight = restored.get_parameter("0.up.weight")
+            assert spec_of(restored_optimizer.state[weight]["exp_avg"]) == spec_of(weight) == (None if mesh is None else ("b", "a"))

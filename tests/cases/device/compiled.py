@@ -1,4 +1,4 @@
-"""Compiled graphs on the device: values, strides, aliases and writes are eager mode's, and arrays are given and taken as they are."""
+"""Compiled graphs on the device: values, strides, aliases and writes are those of eager mode, and arrays are not copied."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _to(device: str, value: Any) -> Any:
 
 
 def _agrees(function: Callable[..., Any], *args: Any, backend: str = "dynaxla", dynamic: bool | None = None, **options: Any) -> None:
-    """Twice, with the tensors as they are after the first call."""
+    """Compares two calls on the device with calls on the CPU. The second call gets the tensors as the first call leaves them."""
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, options=options, dynamic=dynamic)
-    host, there = _to("cpu", args), _to("jax", args)
+    host, on_device = _to("cpu", args), _to("jax", args)
     for _ in range(2):
-        wanted, got = function(*host), compiled(*there)
-        for one, other in zip(pytree.tree_leaves((wanted, host)), pytree.tree_leaves((got, there)), strict=True):
-            assert not isinstance(one, torch.Tensor) or one.stride() == other.stride()
-            assert_equal(other.cpu() if isinstance(other, torch.Tensor) else other, one)
+        expected, actual = function(*host), compiled(*on_device)
+        for expected_leaf, actual_leaf in zip(pytree.tree_leaves((expected, host)), pytree.tree_leaves((actual, on_device)), strict=True):
+            assert not isinstance(expected_leaf, torch.Tensor) or expected_leaf.stride() == actual_leaf.stride()
+            assert_equal(actual_leaf.cpu() if isinstance(actual_leaf, torch.Tensor) else actual_leaf, expected_leaf)
 
 
 def _count(name: str) -> int:
@@ -64,7 +64,7 @@ def check_sizes() -> None:
             assert_equal(compiled(x.to("jax")).cpu(), torch.softmax(x, 0).sum(1))
 
 
-def check_refusals() -> None:
+def check_refused_options_and_devices() -> None:
     x = torch.randn(3).to("jax")
     for options in ({"freeze": True}, {"compile": "background"}):
         with pytest.raises(dynaxla.errors.OptionError, match=next(iter(options))):
@@ -73,12 +73,12 @@ def check_refusals() -> None:
         compile_anew(lambda x, y: torch.cat([x, y]))(x, torch.randn(3))
 
 
-def check_views_are_read_where_they_lie() -> None:
+def check_views_are_inputs_without_copies() -> None:
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a * 2 + b
 
     big = torch.randn(10, 12)
-    there, compiled = big.to("jax"), compile_anew(function)
+    on_device, compiled = big.to("jax"), compile_anew(function)
     metrics.reset()
     pairs: list[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = [
         lambda t: (t[::2, :6], t[1::2, 6:]),
@@ -88,15 +88,15 @@ def check_views_are_read_where_they_lie() -> None:
         lambda t: (t.view(torch.int32)[:5], t[:5]),
     ]
     for pair in pairs:
-        assert_equal(compiled(*pair(there)).cpu(), function(*pair(big)))
+        assert_equal(compiled(*pair(on_device)).cpu(), function(*pair(big)))
     assert not _count("input_copies")
     compiled = compile_anew(lambda x: x.sum(1))
-    batches = [there[index : index + 2] for index in (0, 4, 8)]
+    batches = [on_device[index : index + 2] for index in (0, 4, 8)]
     compiled(batches[0])
     before = _count("trace")
     for batch in batches:
         assert_equal(compiled(batch).cpu(), batch.cpu().sum(1))
-    assert _count("trace") == before  # where a view begins is a number
+    assert _count("trace") == before  # the offset of a view is an input
 
 
 def check_storages_written_through_other_views() -> None:
@@ -110,35 +110,35 @@ def check_storages_written_through_other_views() -> None:
 
 
 def check_inputs_in_one_storage() -> None:
-    """Each fills it or lies in it in another shape, and it was written through yet another one. It stays so, from call to call."""
+    """The inputs are views of one storage in several shapes, and it was written through another shape. Calls keep its array."""
 
     def function(a: torch.Tensor, part: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
         return a.sum() + part.sum() * 2 + flat[3] * 5
 
     compiled = compile_anew(function)
     x = torch.randn(2, 3, 4)
-    there = x.to("jax")
+    on_device = x.to("jax")
     changes: list[Callable[[torch.Tensor], Any]] = [lambda t: t.view(-1).mul_(2), lambda t: t.view(6, 4).add_(1), lambda t: t.mul_(3)]
     for change in changes:
         for _ in range(2):
-            for tensor in (x, there):
+            for tensor in (x, on_device):
                 change(tensor)
-            before = array_of(there)
-            views = [(t, t.view(6, 4)[1:5:2], t.view(-1)) for t in (there, x)]
+            before = array_of(on_device)
+            views = [(t, t.view(6, 4)[1:5:2], t.view(-1)) for t in (on_device, x)]
             assert_equal(compiled(*views[0]).cpu(), function(*views[1]))
-            assert array_of(there) is before
+            assert array_of(on_device) is before
 
 
 def check_conjugate_and_negative_bits() -> None:
-    """Of gradients, whose bits nothing was compiled for, and of numbers of the CPU."""
+    """Bits of gradients, for which nothing was compiled, and of scalars on the CPU."""
     x = torch.randn(4, dtype=torch.complex64)
     other = torch.randn(4, dtype=torch.complex64)
-    there = x.to("jax").requires_grad_()
+    on_device = x.to("jax").requires_grad_()
     compiled = compile_anew(lambda x: x * x)
     views: list[Callable[[torch.Tensor], torch.Tensor]] = [torch.conj, torch._neg_view, lambda t: torch._neg_view(t.conj()), lambda t: t]
-    for bits in views:
-        (got,) = torch.autograd.grad(compiled(there), there, bits(other.to("jax")))
-        assert_equal(got.cpu(), (x * 2).conj() * bits(other).resolve_conj().resolve_neg())
+    for view in views:
+        (actual,) = torch.autograd.grad(compiled(on_device), on_device, view(other.to("jax")))
+        assert_equal(actual.cpu(), (x * 2).conj() * view(other).resolve_conj().resolve_neg())
     number = torch.tensor(1 + 2j).conj()
     assert_equal(compile_anew(lambda x, n: x * n)(x.to("jax"), number).cpu(), x * number)
 
@@ -186,7 +186,7 @@ def check_writes_to_views_of_one_storage() -> None:
         return a.sum() + b.sum()
 
     flat = torch.randn(10)
-    there, compiled = flat.to("jax"), compile_anew(function)
+    on_device, compiled = flat.to("jax"), compile_anew(function)
     pairs: list[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = [
         lambda t: (t[:4], t[4:]),
         lambda t: (t[6:], t[:6]),
@@ -196,9 +196,9 @@ def check_writes_to_views_of_one_storage() -> None:
         lambda t: (t[4:8].view(2, 2), t),
     ]
     for pair in [*pairs, *pairs]:
-        wanted, got = function(*pair(flat)), compiled(*pair(there))
-        assert_equal(got.cpu(), wanted)
-        assert_equal(there.cpu(), flat)
+        expected, actual = function(*pair(flat)), compiled(*pair(on_device))
+        assert_equal(actual.cpu(), expected)
+        assert_equal(on_device.cpu(), flat)
 
 
 def check_aliases() -> None:
@@ -208,18 +208,18 @@ def check_aliases() -> None:
         return a, a[1:], a.view(-1), b.t(), c, c[0]
 
     host = torch.randn(4, 6), torch.randn(3, 2)
-    there, compiled = _to("jax", host), compile_anew(function)
-    wanted, got = function(*host), compiled(*there)
-    for outputs, inputs in ((wanted, host), (got, there)):
+    on_device, compiled = _to("jax", host), compile_anew(function)
+    expected, actual = function(*host), compiled(*on_device)
+    for outputs, inputs in ((expected, host), (actual, on_device)):
         outputs[1].zero_()
         outputs[3].add_(5)
         outputs[5].fill_(7)
         assert outputs[0] is inputs[0]
-    for one, other in zip((*wanted, *host), (*got, *there), strict=True):
-        assert_equal(other.cpu(), one)
+    for expected_tensor, actual_tensor in zip((*expected, *host), (*actual, *on_device), strict=True):
+        assert_equal(actual_tensor.cpu(), expected_tensor)
 
 
-def check_what_is_written_is_donated_unless_others_refer_to_it() -> None:
+def check_written_arrays_are_donated_unless_others_refer_to_them() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return x * 2
@@ -227,30 +227,30 @@ def check_what_is_written_is_donated_unless_others_refer_to_it() -> None:
     x = torch.zeros(100, 100).to("jax")
     compiled = compile_anew(function)
     compiled(x)  # the first array is NumPy's memory
-    place = array_of(x).unsafe_buffer_pointer()
+    address = array_of(x).unsafe_buffer_pointer()
     metrics.reset()
     for _ in range(3):
         compiled(x)
-        assert array_of(x).unsafe_buffer_pointer() == place
+        assert array_of(x).unsafe_buffer_pointer() == address
     assert not _count("undonated")
     held = array_of(x)
     compiled(x)
     assert not held.is_deleted()
     assert float(held[0, 0]) == 4
     other = x.clone()
-    again = torch.empty_like(x).copy_(x)
+    copied = torch.empty_like(x).copy_(x)
     saved = copy.deepcopy(x)
     compiled(x)
     assert _count("undonated") == 2
-    assert (x[0, 0].item(), [value[0, 0].item() for value in (other, again, saved)]) == (6, [5, 5, 5])
-    kept = compile_anew(function, donate=False)
+    assert (x[0, 0].item(), [value[0, 0].item() for value in (other, copied, saved)]) == (6, [5, 5, 5])
+    without_donation = compile_anew(function, donate=False)
     held = array_of(x)
-    kept(x)
+    without_donation(x)
     assert not held.is_deleted()
     assert x[0, 0].item() == 7
 
 
-def check_failures() -> None:
+def check_failing_kernel() -> None:
     fails = [False]
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
@@ -282,7 +282,7 @@ def check_failures() -> None:
             assert x[0, 0].item() == 2
 
 
-def check_checks_precede_writes() -> None:
+def check_failed_check_precedes_writes() -> None:
     def function(table: torch.Tensor, count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         count.add_(1)
         return torch.nn.functional.embedding(index, table)
@@ -295,26 +295,26 @@ def check_checks_precede_writes() -> None:
     assert (count.tolist(), count._version) == ([1, 1], 1)
 
 
-def check_a_row_of_a_cache_is_written_in_place() -> None:
+def check_rows_of_a_cache_are_written_in_place() -> None:
     def function(cache: torch.Tensor, value: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(1, index, value)
         return cache[:, :2].sum()
 
-    def last(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """It is checked only behind a product."""
+    def late_check(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The index is checked only after a product."""
         x.add_(1)
         return torch.nn.functional.embedding((x @ x).sum().long() + index, x)
 
     compiled, cache = compile_anew(function), torch.zeros(2, 100, 8).to("jax")
     value = torch.ones(2, 1, 8).to("jax")
     compiled(cache, value, torch.tensor([1]).to("jax"))
-    place = array_of(cache).unsafe_buffer_pointer()
+    address = array_of(cache).unsafe_buffer_pointer()
     assert compiled(cache, value, torch.tensor([7]).to("jax")).item() == 16
     with pytest.raises(IndexError):
         compiled(cache, value, torch.tensor([100]).to("jax"))
-    assert array_of(cache).unsafe_buffer_pointer() == place
+    assert array_of(cache).unsafe_buffer_pointer() == address
     assert cache.sum().item() == 32
-    compiled, x = compile_anew(last), torch.full((2, 2), -1.0).to("jax")
+    compiled, x = compile_anew(late_check), torch.full((2, 2), -1.0).to("jax")
     compiled(x, torch.tensor([1]).to("jax"))
     with pytest.raises(IndexError):
         compiled(x, torch.tensor([1]).to("jax"))
@@ -347,9 +347,9 @@ def _model() -> torch.nn.Module:
 
 def check_training() -> None:
     host = _model()
-    there = copy.deepcopy(host).to("jax")
-    compiled = compile_anew(there)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (host, there)]
+    on_device = copy.deepcopy(host).to("jax")
+    compiled = compile_anew(on_device)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (host, on_device)]
     for _ in range(3):
         x = torch.randn(4, 3, 8, 8)
         losses = []
@@ -361,34 +361,34 @@ def check_training() -> None:
             losses.append(loss.detach().cpu())
         assert_equal(losses[1], losses[0])
     for name, value in host.state_dict().items():
-        assert_equal(there.state_dict()[name].cpu(), value)
-    version = there[1].running_mean._version
+        assert_equal(on_device.state_dict()[name].cpu(), value)
+    version = on_device[1].running_mean._version
     compiled(x.to("jax"))
-    assert there[1].running_mean._version == version + 1
+    assert on_device[1].running_mean._version == version + 1
 
 
-def check_a_model() -> None:
-    """`make device-models` trains ten."""
-    with warnings.catch_warnings(action="ignore"):  # of the model library
+def check_bert() -> None:
+    """Forward and backward pass. `make device-models` trains ten models."""
+    with warnings.catch_warnings(action="ignore"):  # the model library warns
         settings = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
         host, x = suites.Bert(**settings).eval(), torch.randint(3, 90, (2, 12))
-        there = copy.deepcopy(host).to("jax")
+        on_device = copy.deepcopy(host).to("jax")
         results = []
-        for model, given in ((host, x), (compile_anew(there, fallback="error"), x.to("jax"))):
-            result = pytree.tree_leaves(model(given))[0]
+        for model, inputs in ((host, x), (compile_anew(on_device, fallback="error"), x.to("jax"))):
+            result = pytree.tree_leaves(model(inputs))[0]
             result.square().sum().backward()
             results.append(result.detach().cpu())
         torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
-        pairs = [(p.grad, q.grad) for p, q in zip(host.parameters(), there.parameters(), strict=True) if p.grad is not None]
-        largest = max(float(wanted.abs().max()) for wanted, _ in pairs)
-        for wanted, got in pairs:
-            assert got is not None
-            assert float((wanted - got.cpu()).abs().max()) < 1e-4 * largest
+        pairs = [(p.grad, q.grad) for p, q in zip(host.parameters(), on_device.parameters(), strict=True) if p.grad is not None]
+        largest = max(float(expected.abs().max()) for expected, _ in pairs)
+        for expected, actual in pairs:
+            assert actual is not None
+            assert float((expected - actual.cpu()).abs().max()) < 1e-4 * largest
 
 
-def check_saved_tensors_that_are_written_to() -> None:
+def check_writes_to_saved_tensors() -> None:
     x = torch.randn(3, requires_grad=True)
-    there = x.detach().to("jax").requires_grad_()
+    on_device = x.detach().to("jax").requires_grad_()
     state = torch.zeros(3, device="jax")
 
     def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -396,47 +396,47 @@ def check_saved_tensors_that_are_written_to() -> None:
         return (x * state.clone()).sum()
 
     compiled = compile_anew(function)
-    losses = [compiled(there, state) for _ in range(2)]
+    losses = [compiled(on_device, state) for _ in range(2)]
     losses[0].backward()
     losses[1].backward()
-    assert_equal(there.grad.cpu(), 3 * x.detach())
+    assert_equal(on_device.grad.cpu(), 3 * x.detach())
 
 
-def check_steps() -> None:
+def check_compiled_steps() -> None:
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     ]
     for make in makers:
         host = _model()
-        there = copy.deepcopy(host).to("jax")
-        optimizers = [make(model.parameters()) for model in (host, there)]
+        on_device = copy.deepcopy(host).to("jax")
+        optimizers = [make(model.parameters()) for model in (host, on_device)]
 
         def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
-            loss = model(x)[[0, 2, 3]].square().mean()  # a copy to the device
+            loss = model(x)[[0, 2, 3]].square().mean()  # the index is copied to the device
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             return loss.detach()
 
-        compiled = dynaxla.compile_step(lambda x, there=there, own=optimizers[1]: step(there, own, x), fullgraph=True)
+        compiled = dynaxla.compile_step(lambda x, on_device=on_device, own=optimizers[1]: step(on_device, own, x), fullgraph=True)
         for count in range(4):
             x = torch.randn(4, 3, 8, 8)
-            wanted, picture = step(host, optimizers[0], x), x.to("jax")
+            expected, picture = step(host, optimizers[0], x), x.to("jax")
             metrics.reset()
             loss = compiled(picture)
             if count > 1:
-                seen = metrics.snapshot()
-                assert seen == {"calls": 1, "execute": 1, "found_compiled": 1, "steps": 1}, seen
-            assert_equal(loss.cpu(), wanted)
-        assert_equal(there[0].weight.cpu(), host[0].weight)
+                counts = metrics.snapshot()
+                assert counts == {"calls": 1, "execute": 1, "found_compiled": 1, "steps": 1}, counts
+            assert_equal(loss.cpu(), expected)
+        assert_equal(on_device[0].weight.cpu(), host[0].weight)
 
 
-def check_steps_after_steps_in_eager_mode() -> None:
-    """Step counts lie on the CPU, where eager mode's optimizer has made them."""
+def check_compiled_steps_after_eager_steps() -> None:
+    """Eager mode's optimizer has created the step counts on the CPU."""
     host = _model()
-    there = copy.deepcopy(host).to("jax")
-    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (host, there)]
+    on_device = copy.deepcopy(host).to("jax")
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (host, on_device)]
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
@@ -445,21 +445,21 @@ def check_steps_after_steps_in_eager_mode() -> None:
         optimizer.step()
         return loss.detach()
 
-    compiled = dynaxla.compile_step(lambda x: step(there, optimizers[1], x), fullgraph=True)
+    compiled = dynaxla.compile_step(lambda x: step(on_device, optimizers[1], x), fullgraph=True)
     for count in range(5):
         x = torch.randn(4, 3, 8, 8)
-        wanted = step(host, optimizers[0], x)
-        loss = compiled(x.to("jax")) if count > 1 else step(there, optimizers[1], x.to("jax"))
-        assert_equal(loss.cpu(), wanted)
+        expected = step(host, optimizers[0], x)
+        loss = compiled(x.to("jax")) if count > 1 else step(on_device, optimizers[1], x.to("jax"))
+        assert_equal(loss.cpu(), expected)
     assert [state["step"].item() for state in optimizers[1].state.values()] == [5] * 6
 
 
 def check_memory_of_a_step() -> None:
-    """XLA's own analysis: a step needs little besides parameters, states, gradients and activations."""
+    """By XLA's analysis, a step needs little memory besides parameters, states, gradients and activations."""
     programs: list[Any] = []
     compile_lowered = engine_compile.programs.compile_lowered
 
-    def watched(lowered: Any, *args: Any) -> Any:
+    def recording_programs(lowered: Any, *args: Any) -> Any:
         programs.append(lowered)
         return compile_lowered(lowered, *args)
 
@@ -475,21 +475,21 @@ def check_memory_of_a_step() -> None:
         optimizer.step()
         return loss.detach()
 
-    engine_compile.programs.compile_lowered = watched
+    engine_compile.programs.compile_lowered = recording_programs
     try:
         for _ in range(3):
             step(torch.randn(rows, width).to("jax"))
     finally:
         engine_compile.programs.compile_lowered = compile_lowered
-    needed = programs[-1].compile().memory_analysis()
-    peak = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes + needed.temp_size_in_bytes
+    analysis = programs[-1].compile().memory_analysis()
+    peak = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
     parameters = depth * (width * width + width) * 4
     activations = (depth + 1) * rows * width * 4
-    assert needed.alias_size_in_bytes >= 3 * parameters
+    assert analysis.alias_size_in_bytes >= 3 * parameters
     assert peak <= 1.1 * (4 * parameters + activations), (peak, parameters)
 
 
-def check_other_threads_wait_for_what_is_written() -> None:
+def check_other_threads_wait_for_written_tensors() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return (x @ x @ x).sum()
@@ -518,30 +518,30 @@ def check_other_threads_wait_for_what_is_written() -> None:
     assert x[0, 0].item() == 41
 
 
-def check_an_input_that_others_write_to_while_a_program_is_made_for_it() -> None:
-    """In another shape, so that the program is made for what nobody has when it is called. The calls that follow have one of their own."""
+def check_input_that_changes_shape_while_its_program_is_compiled() -> None:
+    """The first program is compiled for another shape of the storage's array than the call has. Later calls have a program of their own."""
     compiled = compile_anew(lambda x: x + 1)
     compiled(torch.zeros(4, device="jax"))
     base = torch.arange(6.0, device="jax")
-    storage, buffers, seen = base.untyped_storage(), storage_buffers.buffers, []
+    storage, buffers, requests = base.untyped_storage(), storage_buffers.buffers, []
     array = storages.array_of(storage)
     assert array is not None
-    other = array.reshape(2, 3)
+    reshaped = array.reshape(2, 3)
 
-    def buffers_meanwhile(request: Any) -> Any:
-        seen.append(request)
-        if len(seen) > 1:
+    def buffers_of_reshaped(request: Any) -> Any:
+        requests.append(request)
+        if len(requests) > 1:
             return buffers(request)
-        storages.set_content(storage, other)
-        found = buffers(request)
+        storages.set_content(storage, reshaped)
+        result = buffers(request)
         storages.set_content(storage, array)
-        return found
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage_buffers, "buffers", buffers_meanwhile)
+        patch.setattr(storage_buffers, "buffers", buffers_of_reshaped)
         for _ in range(2):
             assert compiled(base[2:]).tolist() == [3, 4, 5, 6]
-    assert len(seen) == 2
+    assert len(requests) == 2
 
 
 def check_other_threads_synchronize_while_arrays_are_donated() -> None:
@@ -571,15 +571,15 @@ def check_other_threads_synchronize_while_arrays_are_donated() -> None:
     assert x[0].item() == 501
 
 
-def check_an_array_that_is_donated_as_soon_as_it_is_seen() -> None:
+def check_array_that_is_deleted_after_it_is_listed() -> None:
     event, live_arrays = torch.jax.Event(), jax.live_arrays
 
-    def at_once_donated() -> list[jax.Array]:
+    def with_deleted_array() -> list[jax.Array]:
         array = jax.numpy.zeros(50_000_000, dtype="int8")
         array.delete()
         return [*live_arrays(), array]
 
-    with mock.patch.object(jax, "live_arrays", at_once_donated):
+    with mock.patch.object(jax, "live_arrays", with_deleted_array):
         event.record()
         torch.jax.synchronize()
         assert torch.jax.Stream().query()
@@ -588,8 +588,8 @@ def check_an_array_that_is_donated_as_soon_as_it_is_seen() -> None:
         assert torch.jax.memory_allocated() < 50_000_000
 
 
-def check_python_behind_a_break_of_a_graph() -> None:
-    """TorchDynamo leaves alone what the device's kernels do in Python."""
+def check_code_after_a_graph_break() -> None:
+    """TorchDynamo does not trace the Python code of the device's kernels."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()

@@ -1,4 +1,7 @@
-"""Ops in a loop do not grow memory, in each mode. `python -m cases.device.growth 100000` (with PYTHONPATH=tests) runs so many in each."""
+"""Ops in a loop do not increase memory, in each mode.
+
+`python -m cases.device.growth 100000` (with PYTHONPATH=tests) runs 100,000 ops in each mode.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,20 @@ import dynaxla
 
 from .running import compile_anew
 
-# Ops of each round of a loop.
+# The minimum number of ops in a round of a loop.
 _OPS = 10
-# Numbers in a tensor, and how many KiB these are: memory that the process has varies by one or two MiB.
+# The number of elements of a tensor, and its KiB. A tensor is large because a process's memory varies by one or two MiB.
 _SIZE, _KIBIBYTES = 65_536, 256
 
 
 class Grown(NamedTuple):
-    """How much more there is: blocks (of Python's allocator), arrays (jax.Arrays that live), kibibytes (of resident memory)."""
+    """An increase in memory.
+
+    Attributes:
+        blocks: Blocks of Python's allocator.
+        arrays: Live jax.Arrays.
+        kibibytes: Resident memory.
+    """
 
     blocks: int
     arrays: int
@@ -38,7 +47,7 @@ def _now() -> Grown:
 
 
 def _round(x: torch.Tensor, weight: torch.Tensor, step: float) -> torch.Tensor:
-    """Forward and backward ops, views, writes to a part, numbers that change: at least _OPS."""
+    """Runs at least _OPS ops: forward and backward, views, writes to a part, with changing numbers."""
     x.mul_(0.5)
     x[3:9].add_(step)
     loss = ((x * weight).sin().sum() + step) * step
@@ -79,19 +88,22 @@ def _compiled() -> Callable[[torch.Tensor, torch.Tensor, int], None]:
 
 
 def grown(loop: Callable[[torch.Tensor, torch.Tensor, int], Any], rounds: int) -> Grown:
-    """What so many rounds leave each time: the least of three times, behind a first one. Caches fill in the others (256 numbers, ...)."""
+    """Returns what a run of the loop adds to memory: the minimum of three runs. An earlier run is not measured.
+
+    Caches (256 numbers, ...) may still grow in some of the runs.
+    """
     x, weight = torch.ones(_SIZE, device="jax"), torch.ones(_SIZE, device="jax", requires_grad=True)
     loop(x, weight, rounds)
-    seen = [_now()]
+    counts_after_runs = [_now()]
     for _ in range(3):
         loop(x, weight, rounds)
-        seen.append(_now())
-    return Grown(*(min(later - early for early, later in itertools.pairwise(counts)) for counts in zip(*seen, strict=True)))
+        counts_after_runs.append(_now())
+    return Grown(*(min(later - early for early, later in itertools.pairwise(counts)) for counts in zip(*counts_after_runs, strict=True)))
 
 
-def _is_small(more: Grown, rounds: int) -> bool:
-    """Less than what stays if one round in ten leaves one thing."""
-    return more.blocks < rounds / 10 and more.arrays < rounds / 10 and more.kibibytes < rounds / 10 * _KIBIBYTES
+def _is_small(growth: Grown, rounds: int) -> bool:
+    """True if memory grows by less than one object in ten rounds."""
+    return growth.blocks < rounds / 10 and growth.arrays < rounds / 10 and growth.kibibytes < rounds / 10 * _KIBIBYTES
 
 
 LOOPS: dict[str, Callable[[], Callable[[torch.Tensor, torch.Tensor, int], None]]] = {
@@ -101,16 +113,16 @@ LOOPS: dict[str, Callable[[], Callable[[torch.Tensor, torch.Tensor, int], None]]
 }
 
 
-def check_loops_leave_nothing() -> None:
+def check_loops_do_not_increase_memory() -> None:
     for name, make in LOOPS.items():
-        more = grown(make(), 600)
-        assert _is_small(more, 600), (name, more)
+        growth = grown(make(), 600)
+        assert _is_small(growth, 600), (name, growth)
 
 
-def check_what_stays_is_found() -> None:
-    """A number, an array without a tensor, a tensor's memory: in every third round."""
+def check_increase_is_found() -> None:
+    """Every third round keeps a Python object, an array without a tensor, or a tensor's memory."""
     kept: list[Any] = []
-    for keep, part in (
+    for keep, field in (
         (lambda loss: [None], "blocks"), (lambda loss: loss.untyped_storage()._dynaxla_array, "arrays"),
         (lambda loss: bytearray(b"1") * (_KIBIBYTES << 10), "kibibytes"),
     ):  # fmt: skip
@@ -121,9 +133,9 @@ def check_what_stays_is_found() -> None:
                 if step % 3 == 0:
                     kept.append(keep(loss))
 
-        more = grown(loop, 90)
-        assert getattr(more, part) >= (20 * _KIBIBYTES if part == "kibibytes" else 30), (part, more)
-        assert not _is_small(more, 90)
+        growth = grown(loop, 90)
+        assert getattr(growth, field) >= (20 * _KIBIBYTES if field == "kibibytes" else 30), (field, growth)
+        assert not _is_small(growth, 90)
 
 
 def main(ops: int) -> int:
@@ -131,9 +143,9 @@ def main(ops: int) -> int:
     failed = 0
     for name, make in LOOPS.items():
         rounds = ops // _OPS // 4
-        more = grown(make(), rounds)
-        failed += not _is_small(more, rounds)
-        print(f"{name}, {ops} ops: each quarter leaves {more.blocks} blocks, {more.arrays} arrays, {more.kibibytes} KiB", flush=True)
+        growth = grown(make(), rounds)
+        failed += not _is_small(growth, rounds)
+        print(f"{name}, {ops} ops: each quarter leaves {growth.blocks} blocks, {growth.arrays} arrays, {growth.kibibytes} KiB", flush=True)
     return failed
 
 

@@ -1,5 +1,7 @@
-"""With eight devices: attention whose batch and heads are sharded moves nothing, in each mode. XLA says on stderr if it gathers what it
-cannot take from one sharding to another, and the test looks at that."""
+"""With eight devices: attention needs no communication if batch and heads are sharded, in each mode.
+
+XLA reports on stderr if it gathers a tensor that it cannot reshard. The test reads stderr.
+"""
 
 from __future__ import annotations
 
@@ -41,27 +43,27 @@ def check_heads_stay_sharded() -> None:
         expected = function(*host)
         expected.square().sum().backward()
         for mode in (*MODES, "compiled"):
-            given = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", None, "tp")).requires_grad_() for x in host]
+            sharded = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", None, "tp")).requires_grad_() for x in host]
             run = compile_anew(function) if mode == "compiled" else function
             with MODES.get(mode, MODES["eager"])():
-                result = run(*given)
+                result = run(*sharded)
                 result.square().sum().backward()
             assert spec_of(result.detach()) == ("fsdp", None, "tp"), mode
             torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
-            for x, y in zip(given, host, strict=True):
+            for x, y in zip(sharded, host, strict=True):
                 torch.testing.assert_close(x.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)
             if mode == "compiled":
-                found = sharding.report(lambda *args, compiled=run: compiled(*args).square().mean().backward(), *given)
-                ours = {item.program for item in found.memory if item.program.startswith("dynaxla_")}
-                assert len(ours) == 2, found
-                assert not [item for item in found.collectives if item.program in ours], "the mean is eager mode's"
+                report = sharding.report(lambda *args, compiled=run: compiled(*args).square().mean().backward(), *sharded)
+                programs = {item.program for item in report.memory if item.program.startswith("dynaxla_")}
+                assert len(programs) == 2, report
+                assert not [item for item in report.collectives if item.program in programs], "only eager mode's mean may communicate"
 
 
-def check_a_product_for_each_head() -> None:
-    """The result has the dimensions of its operands in its storage, and is a tensor like others."""
+def check_products_of_sharded_heads() -> None:
+    """The result's array has separate dimensions for batch and heads, as its operands have. The tensor is like any other."""
     x, y = (torch.randn(BATCH, HEADS, *shape) for shape in ((LENGTH, WIDTH), (WIDTH, LENGTH)))
-    given = [mark_sharding(value.to("jax"), MESH, ("fsdp", "tp")).flatten(0, 1) for value in (x, y)]
-    result, expected = torch.bmm(*given), x.flatten(0, 1) @ y.flatten(0, 1)
+    sharded = [mark_sharding(value.to("jax"), MESH, ("fsdp", "tp")).flatten(0, 1) for value in (x, y)]
+    result, expected = torch.bmm(*sharded), x.flatten(0, 1) @ y.flatten(0, 1)
     assert array_of(result).shape == (BATCH, HEADS, LENGTH, LENGTH)
     assert tuple(array_of(result).sharding.spec) == ("fsdp", "tp")
     torch.testing.assert_close(result.cpu(), expected)
@@ -69,17 +71,17 @@ def check_a_product_for_each_head() -> None:
     result.transpose_(0, 2)
     expected[3:7].mul_(2)
     expected.transpose_(0, 2)
-    for found in (result, result.contiguous(), result[1:]):
-        torch.testing.assert_close(found.cpu(), expected[1:] if found.shape[0] < LENGTH else expected)
+    for view in (result, result.contiguous(), result[1:]):
+        torch.testing.assert_close(view.cpu(), expected[1:] if view.shape[0] < LENGTH else expected)
     compiled = compile_anew(lambda x, y: torch.bmm(x, y).sum((0, 1)))
-    torch.testing.assert_close(compiled(*given).cpu(), (x.flatten(0, 1) @ y.flatten(0, 1)).sum((0, 1)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled(*sharded).cpu(), (x.flatten(0, 1) @ y.flatten(0, 1)).sum((0, 1)), rtol=1e-4, atol=1e-5)
 
 
 def check_long_attention_is_computed_in_blocks_on_a_tpu() -> None:
-    """Each device computes the scores of blocks of rows of its own heads, and nothing moves."""
-    long = 40
+    """Each device computes the scores of its own heads, in blocks of rows, without communication."""
+    length = 40
     for key_heads in (HEADS, HEADS // 2):
-        host = [torch.randn(BATCH, count, long, WIDTH, requires_grad=True) for count in (HEADS, key_heads, key_heads)]
+        host = [torch.randn(BATCH, count, length, WIDTH, requires_grad=True) for count in (HEADS, key_heads, key_heads)]
 
         def function(*operands: torch.Tensor, is_grouped: bool = key_heads < HEADS) -> torch.Tensor:
             return nn.functional.scaled_dot_product_attention(*operands, is_causal=True, enable_gqa=is_grouped)
@@ -87,12 +89,12 @@ def check_long_attention_is_computed_in_blocks_on_a_tpu() -> None:
         expected = function(*host)
         expected.square().sum().backward()
         axis = "tp" if key_heads == HEADS else None
-        given = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", axis)).requires_grad_() for x in host]
+        sharded = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", axis)).requires_grad_() for x in host]
         with on_tpu() as texts, mock.patch.multiple(attention_implementations, _LARGE_SCORES_BYTES=0, _BLOCK_BYTES=0):
             compiled = compile_anew(function)
-            result = compiled(*given)
+            result = compiled(*sharded)
             result.square().sum().backward()
-        assert all("stablehlo.while" in text and f"{long}x{long}x" not in text for text in texts)
+        assert all("stablehlo.while" in text and f"{length}x{length}x" not in text for text in texts)
         torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
-        for x, y in zip(given, host, strict=True):
+        for x, y in zip(sharded, host, strict=True):
             torch.testing.assert_close(x.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,7 @@
-"""With 64 devices: what programs of training steps move between 2, 8 and 64 of them is what theory says. They are compiled and read, and
-run once; that their values are right, on_meshes.py and mesh_training.py show."""
+"""With 64 devices: training steps on 2, 8 and 64 devices have the collectives that theory predicts.
+
+The programs are compiled, inspected and run once. on_meshes.py and mesh_training.py check their values.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from dynaxla.sharding import Mesh, mark_sharding, shard_module
 from .on_meshes import Block
 
 COUNTS = (2, 8, 64)
-# Of each the program has as many as heads, features and rows that 64 devices divide.
+# The numbers of heads, features and rows are multiples of 64.
 WIDTH, ROWS, LENGTH = 64, 64, 4
 
 
 class Layers(nn.Module):
-    """Megatron's: each a product that grows, and one that shrinks."""
+    """Layers in Megatron's style: each is a product that widens, and one that narrows."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks of attention and two layers, each behind a norm."""
+    """Blocks of attention and two linear layers, with a norm before each."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -64,21 +66,21 @@ MEGATRON = {
 
 
 def report_of(model: nn.Module, *batch: torch.Tensor) -> sharding.traffic.Report:
-    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
-        updates.step()
-        updates.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return loss.detach()
 
     return sharding.report(step, *batch)
 
 
 def moved(report: sharding.traffic.Report, *kinds: str) -> tuple[int, int]:
-    """How many collectives there are, and how many bytes they give. Fails for one of another kind."""
+    """Returns the number of collectives and the bytes of their results. Fails if there is a collective of another kind."""
     assert {item.kind for item in report.collectives} <= set(kinds), str(report)
     return sum(item.count for item in report.collectives), sum(item.bytes for item in report.collectives)
 
@@ -87,21 +89,23 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def check_megatrons_layers() -> None:
+def check_tensor_parallel_layers() -> None:
     for count in COUNTS:
         for layers in (1, 3):
             model = shard_module(Layers(layers), Mesh((count,), ("tp",)), {"up.*": ("tp",), "down.*": (None, "tp")})
             x = torch.randn(24, WIDTH).to("jax")
-            found = report_of(model, x)
-            assert moved(found, "all-reduce") == (2 * layers - 1, (2 * layers - 1) * x.nbytes), str(found)
-            assert {item.axes for item in found.collectives} == {"tp"}
-            (memory,) = found.memory
+            report = report_of(model, x)
+            assert moved(report, "all-reduce") == (2 * layers - 1, (2 * layers - 1) * x.nbytes), str(report)
+            assert {item.axes for item in report.collectives} == {"tp"}
+            (memory,) = report.memory
             assert memory.arguments < parameters(model) // count + x.nbytes + 64
 
 
-def check_transformers() -> None:
-    """Two sums of activations for each block on the way there, two on the way back; one of these is of what the query's, the key's and the
-    value's product give, which XLA:CPU sums at once, but does not add before."""
+def check_tensor_parallel_transformers() -> None:
+    """Each block has two all-reduces in the forward pass, and two in the backward pass.
+
+    One of the latter is of the gradients through query, key and value: XLA:CPU reduces the three at once, without adding them first.
+    """
     for count in COUNTS:
         layers, mesh = 2, Mesh((count,), ("tp",))
         model = shard_module(Transformer(layers), mesh, MEGATRON)
@@ -110,7 +114,7 @@ def check_transformers() -> None:
 
 
 def check_data_parallel() -> None:
-    """Gradients and the loss are summed once."""
+    """One all-reduce sums all gradients and the loss."""
     for count in COUNTS:
         mesh = Mesh((count,), ("data",))
         for model, shape in ((Layers(3), (ROWS, WIDTH)), (Transformer(1), (ROWS, LENGTH, WIDTH))):
@@ -121,17 +125,19 @@ def check_data_parallel() -> None:
 
 
 def check_fsdp() -> None:
-    """Each weight is gathered once, and kept for the way back. Gradients are summed once; XLA:CPU, which makes no reduce-scatter of a sum
-    and a slice, sums them whole. What a device keeps is its part."""
+    """Each weight is gathered once, and is kept for the backward pass. Each device stores only its shard of the parameters.
+
+    Gradients are summed once. XLA:CPU, which does not turn a sum and a slice into a reduce-scatter, sums whole gradients.
+    """
     for count in COUNTS:
         mesh = Mesh((count,), ("data",))
         for model, shape in ((Layers(3), (8 * WIDTH, WIDTH)), (Transformer(1), (2 * ROWS, LENGTH, WIDTH))):
             shard_module(model, mesh, {"*": ("data",)})
             x = mark_sharding(torch.randn(shape).to("jax"), mesh, ("data",))
-            found, weights = report_of(model, x), list(model.parameters())
-            moved(found, "all-gather", "all-reduce", "reduce-scatter")
-            sizes = {item.kind: (item.count, item.bytes) for item in found.collectives}
+            report, weights = report_of(model, x), list(model.parameters())
+            moved(report, "all-gather", "all-reduce", "reduce-scatter")
+            sizes = {item.kind: (item.count, item.bytes) for item in report.collectives}
             assert sizes.pop("all-gather") == (len(weights), parameters(model))
-            assert sizes in ({"all-reduce": (1, parameters(model) + 4)}, {"reduce-scatter": (1, parameters(model) // count)}), str(found)
-            (memory,) = found.memory
+            assert sizes in ({"all-reduce": (1, parameters(model) + 4)}, {"reduce-scatter": (1, parameters(model) // count)}), str(report)
+            (memory,) = report.memory
             assert memory.arguments <= (parameters(model) + x.nbytes) // count + 64

@@ -1,4 +1,4 @@
-"""With eight devices: 20 steps of training have the losses of one device, in each mode."""
+"""With eight devices: 20 training steps have the losses of training on one device, in each mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Attention(nn.Module):
 
 
 class _Gpt(nn.Module):
-    """Tokens to the scores of the next ones; the first and the last layer share their weights."""
+    """A language model whose embedding and last layer share their weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Unmodified models move to the device and give there what they give on the CPU: results, and the gradients of a training step."""
+"""Models of libraries give the same results and gradients on the device as on the CPU, without changes to the models."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
-def _there(values: Any, device: str = "jax") -> Any:
+def _to_device(values: Any, device: str = "jax") -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), values)
 
 
 class _Narrow(TorchDispatchMode):
-    """Sees whether ops inside give float32. Attributes: found."""
+    """Finds out whether the ops inside return float32.
+
+    Attributes:
+        found: True if an op did.
+    """
 
     found = False
 
@@ -44,61 +48,74 @@ class _Narrow(TorchDispatchMode):
         return result
 
 
-def _close(name: str, mine: torch.Tensor | None, theirs: torch.Tensor | None, tolerance: float, scale: float = 0.0) -> None:
-    """tolerance: of the largest number of theirs, or of the scale if that is larger."""
-    if theirs is None:
-        assert mine is None, name
+def _close(name: str, actual: torch.Tensor | None, expected: torch.Tensor | None, tolerance: float, scale: float = 0.0) -> None:
+    """Checks that two tensors are close.
+
+    Args:
+        tolerance: relative to the largest absolute value of `expected`, or to the scale if that is larger.
+    """
+    if expected is None:
+        assert actual is None, name
         return
-    assert mine is not None, name
-    assert (mine.device.type, mine.dtype, mine.shape) == ("jax", theirs.dtype, theirs.shape), name
-    mine, theirs = mine.detach().cpu(), theirs.detach()
-    if theirs.is_floating_point():
-        scale = max(scale, float(theirs.abs().max()) if theirs.numel() else 0.0, 1e-12)
-        assert bool(((mine - theirs).abs() <= tolerance * scale).all()), (name, float((mine - theirs).abs().max()), scale, tolerance)
+    assert actual is not None, name
+    assert (actual.device.type, actual.dtype, actual.shape) == ("jax", expected.dtype, expected.shape), name
+    actual, expected = actual.detach().cpu(), expected.detach()
+    if expected.is_floating_point():
+        scale = max(scale, float(expected.abs().max()) if expected.numel() else 0.0, 1e-12)
+        assert bool(((actual - expected).abs() <= tolerance * scale).all()), (
+            name,
+            float((actual - expected).abs().max()),
+            scale,
+            tolerance,
+        )
     else:
-        assert torch.equal(mine, theirs), name
+        assert torch.equal(actual, expected), name
 
 
 def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] | None = None, *, trains: bool = False) -> None:
-    """Results, then gradients, running statistics and what is left in the buffers. trains: in training mode.
+    """Checks results, then gradients, running statistics and other buffers.
 
-    Where all is computed in float64, only the order of sums differs. Norms, rotations and routers of many of transformers' models compute
-    in float32 whatever the model's dtype, and XLA's and torch's float32 round in ways of their own. Norms over small batches multiply
-    the roundings of what is in front of them, so gradients in training mode have a wider tolerance.
+    If a model computes in float64 alone, only the order of sums differs. Norms, rotary embeddings and routers of many transformers models
+    compute in float32 whatever the model's dtype, and XLA and torch round float32 differently. Norms over small batches amplify rounding
+    errors of their inputs, so gradients in training mode have a wider tolerance.
+
+    Args:
+        trains: True for training mode.
     """
     keywords = keywords or {}
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        if isinstance(getattr(module, "drop_rate", None), float):  # of timm's models that call the function
+        if isinstance(getattr(module, "drop_rate", None), float):  # timm models that call the dropout function
             module.drop_rate = 0.0
-    mine = copy.deepcopy(model).to("jax")
-    assert {parameter.device.type for parameter in mine.parameters()} == {"jax"}
+    model_on_device = copy.deepcopy(model).to("jax")
+    assert {parameter.device.type for parameter in model_on_device.parameters()} == {"jax"}
     with torch.no_grad(), _Narrow() as narrow:
         expected = _tensors(model(*inputs, **keywords))
     tolerance = 1e-5 if narrow.found else 1e-8
     with torch.no_grad():
-        results = _tensors(mine(*_there(inputs), **_there(keywords))), expected
+        results = _tensors(model_on_device(*_to_device(inputs), **_to_device(keywords))), expected
     assert len(results[0]) == len(results[1]) > 0
-    for index, (one, other) in enumerate(zip(*results, strict=True)):
-        assert one.stride() == other.stride(), (index, one.stride(), other.stride())
-        _close(f"result {index}", one, other, tolerance)
-    for network, given, named in ((mine, _there(inputs), _there(keywords)), (model, inputs, keywords)):
+    for index, (actual, expected_tensor) in enumerate(zip(*results, strict=True)):
+        assert actual.stride() == expected_tensor.stride(), (index, actual.stride(), expected_tensor.stride())
+        _close(f"result {index}", actual, expected_tensor, tolerance)
+    for network, args, kwargs in ((model_on_device, _to_device(inputs), _to_device(keywords)), (model, inputs, keywords)):
         network.train(trains)
-        outputs = [output for output in _tensors(network(*given, **named)) if output.is_floating_point() and output.requires_grad]
+        outputs = [output for output in _tensors(network(*args, **kwargs)) if output.is_floating_point() and output.requires_grad]
         torch.stack([_loss(output) for output in outputs]).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    # Gradients that are zero in mathematics are rounding alone.
+    # Gradients that are zero in exact arithmetic are only rounding errors.
     scale = 1e-2 * max(float(gradient.abs().max()) for gradient in gradients)
-    for (name, one), (_, other) in zip(mine.named_parameters(), model.named_parameters(), strict=True):
-        _close(f"gradient of {name}", one.grad, other.grad, max(tolerance, 1e-6) if trains else tolerance, scale)
-    for (name, one), (_, other) in zip(mine.named_buffers(), model.named_buffers(), strict=True):
-        _close(name, one, other, tolerance)
+    for (name, actual), (_, expected_tensor) in zip(model_on_device.named_parameters(), model.named_parameters(), strict=True):
+        _close(f"gradient of {name}", actual.grad, expected_tensor.grad, max(tolerance, 1e-6) if trains else tolerance, scale)
+    for (name, actual), (_, expected_tensor) in zip(model_on_device.named_buffers(), model.named_buffers(), strict=True):
+        _close(name, actual, expected_tensor, tolerance)
 
 
 def _loss(output: torch.Tensor) -> torch.Tensor:
-    """Another weight for each element: behind a norm, the mean of squares is the same whatever went in, and its gradient nothing but
-    rounding."""
+    """Weights each element differently. After a norm, the mean of squares would not depend on the norm's input, so its gradient would be
+    only rounding error.
+    """
     return (output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.device, output.dtype)).sum()
 
 
@@ -121,7 +138,7 @@ def _double(values: Any) -> Any:
 
 
 def benchmarked(name: str) -> None:
-    """One of the benchmark's models in float32, inference and a step of training, as the benchmark compares."""
+    """Compares a model of the benchmark in float32, in inference and in a training step, as the benchmark does."""
     (case,) = [case for case in MODELS if case.name == name]
     model = make_model(case, 0, torch.float32, torch.device("cpu"))
     inputs = make_inputs(case, 1, torch.Generator().manual_seed(1), torch.float32, torch.device("cpu"))
@@ -131,13 +148,15 @@ def benchmarked(name: str) -> None:
             expected = network(*inputs)
             variants = perturbed_results(network, inputs) if training else []
             reference = results_in_float64(network, [inputs])
-            there: nn.Module = TrainingStep(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
-            mine = _there(there(*_there(inputs)), "cpu")
-        found = compare(mine, expected, reference[0] if reference else None, gradients=training, perturbed=variants)
-        assert found.agrees, (name, training, found)
+            network_on_device: nn.Module = (
+                TrainingStep(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
+            )
+            actual = _to_device(network_on_device(*_to_device(inputs)), "cpu")
+        comparison = compare(actual, expected, reference[0] if reference else None, gradients=training, perturbed=variants)
+        assert comparison.agrees, (name, training, comparison)
 
 
-# Each makes of a model what runs a step of training, and a step a thing to call.
+# For each mode: a function that prepares the model, a function that compiles the step, and the context of a step.
 TRAINED: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Any], Callable[[], Any]]] = {
     "eager": (lambda model: model, lambda step: step, contextlib.nullcontext),
     "lazy": (lambda model: model, lambda step: step, dynaxla.device.lazy),
@@ -147,8 +166,10 @@ TRAINED: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Any], Calla
 
 
 def learns(name: str) -> None:
-    """Two steps of one of the benchmark's models in float64, on two small images or short texts, in each mode: by how much they change
-    parameters and running statistics."""
+    """Compares the changes of parameters and running statistics after two training steps, in each mode.
+
+    The model is one of the benchmark's in float64, with two small images or short texts.
+    """
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     (case,) = [case for case in MODELS if case.name == name]
@@ -159,19 +180,19 @@ def learns(name: str) -> None:
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    moved = _two_steps(copy.deepcopy(model), inputs, before, "eager")
-    scale = max(float(value.abs().max()) for value in moved.values() if value.is_floating_point())
+    expected_changes = _two_steps(copy.deepcopy(model), inputs, before, "eager")
+    scale = max(float(value.abs().max()) for value in expected_changes.values() if value.is_floating_point())
     assert scale > 1e-4
     for mode in TRAINED:
-        found = _two_steps(copy.deepcopy(model).to("jax"), _there(inputs), before, mode)
-        for key, value in moved.items():
-            _close(f"{mode}: {key}", found.pop(key), value, 1e-6, 1e-3 * scale)  # what is zero in mathematics is rounding alone
-        assert not found
+        changes = _two_steps(copy.deepcopy(model).to("jax"), _to_device(inputs), before, mode)
+        for key, value in expected_changes.items():
+            _close(f"{mode}: {key}", changes.pop(key), value, 1e-6, 1e-3 * scale)  # exact zeros are only rounding errors
+        assert not changes
 
 
 def _two_steps(network: nn.Module, inputs: tuple[Any, ...], before: dict[str, torch.Tensor], mode: str) -> dict[str, torch.Tensor]:
-    """By how much they change what a state dict has."""
-    prepare, make, around = TRAINED[mode]
+    """Returns the changes of the entries of the state dict."""
+    prepare, compile_step, context = TRAINED[mode]
     forward = prepare(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
 
@@ -180,9 +201,9 @@ def _two_steps(network: nn.Module, inputs: tuple[Any, ...], before: dict[str, to
         torch.stack([_loss(output) for output in _tensors(forward(*inputs))]).sum().backward()
         optimizer.step()
 
-    call = make(step)
+    call = compile_step(step)
     for _ in range(2):
-        with around():
+        with context():
             call(*inputs)
     return {name: value - before[name].to(value.device) for name, value in network.state_dict().items()}
 
@@ -193,36 +214,36 @@ GPT2 = {
 
 
 def generates(family: str, settings: dict[str, Any], ways: list[dict[str, Any]]) -> None:
-    """transformers' `generate` gives the CPU's tokens."""
-    kind = getattr(import_package("transformers"), family)
+    """Checks that transformers' `generate` returns the CPU's tokens."""
+    model_class = getattr(import_package("transformers"), family)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**settings)).double().eval()
+    model = model_class(model_class.config_class(**settings)).double().eval()
     prompt = torch.randint(3, 90, (2, 5))
     mask = torch.ones_like(prompt)
     mask[0, :2] = 0
-    mine = copy.deepcopy(model).to("jax")
-    for way in ways:
-        way = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, **way}
-        expected = model.generate(prompt, attention_mask=mask, **way)
-        found = mine.generate(prompt.to("jax"), attention_mask=mask.to("jax"), **way)
-        assert found.device.type == "jax"
-        assert found.tolist() == expected.tolist(), (family, way)
+    model_on_device = copy.deepcopy(model).to("jax")
+    for settings_of_call in ways:
+        settings_of_call = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, **settings_of_call}
+        expected = model.generate(prompt, attention_mask=mask, **settings_of_call)
+        tokens_on_device = model_on_device.generate(prompt.to("jax"), attention_mask=mask.to("jax"), **settings_of_call)
+        assert tokens_on_device.device.type == "jax"
+        assert tokens_on_device.tolist() == expected.tolist(), (family, settings_of_call)
 
 
 WAYS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False, "repetition_penalty": 1.2}]
 
 
 def check_ops_below_a_dispatch_mode() -> None:
-    """Ops that are traced by functionalization, which a mode around the call switches off in its thread (a segmentation fault)."""
+    """Fixed: a segmentation fault. Functionalization traces these ops, and a dispatch mode around the call disables it in the thread."""
 
     def loss(device: str) -> torch.Tensor:
         x, y = torch.arange(6.0, device=device), torch.ones(6, device=device, requires_grad=True)
         return torch.nn.functional.huber_loss(x * y, x + 1) + torch.nn.functional.mse_loss(x * y, x + 1)
 
     with _Narrow() as mode:
-        mine = loss("jax")
+        actual = loss("jax")
     assert mode.found
-    torch.testing.assert_close(mine.cpu(), loss("cpu"))
+    torch.testing.assert_close(actual.cpu(), loss("cpu"))
 
 
 def check_a_vision_model() -> None:
@@ -237,7 +258,7 @@ def check_generate() -> None:
     generates("GPT2LMHeadModel", GPT2, [{}])
 
 
-# By `make device-models`.
+# The models of `make device-models`.
 WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "ten": (benchmarked, [case.name for case in MODELS]),
     "training": (learns, [case.name for case in MODELS]),
@@ -263,16 +284,16 @@ WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
 
 
 def main(kind: str, names: list[str]) -> int:
-    """How many of them differ from the CPU. Without names: all of a kind."""
+    """Returns the number of models that differ from the CPU. Without names: of all models of a kind."""
     dynaxla.device.enable()
     if kind == "training":  # each model in four modes
         compile_quickly()
-    judge, known = WHOLE[kind]
+    compare_model, known_names = WHOLE[kind]
     failed = 0
-    for name in names or known:
+    for name in names or known_names:
         try:
-            with warnings.catch_warnings(action="ignore"):  # of the model libraries, on import and construction
-                judge(name)
+            with warnings.catch_warnings(action="ignore"):  # the model libraries warn on import and construction
+                compare_model(name)
             print(f"{name}: agrees", flush=True)
         except Exception as error:
             failed += 1

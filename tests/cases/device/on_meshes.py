@@ -30,8 +30,8 @@ def spec_of(tensor: torch.Tensor) -> Any:
     return None if found is None else tuple(found.spec)
 
 
-def _made(*shape: int, spec: Any = ("fsdp", "tp"), mesh: Mesh = MESH) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor of the CPU, and the same on a mesh."""
+def _host_and_sharded(*shape: int, spec: Any = ("fsdp", "tp"), mesh: Mesh = MESH) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a CPU tensor, and a tensor with its values that is sharded over a mesh."""
     host = torch.randn(shape)
     return host, mark_sharding(host.to("jax"), mesh, spec)
 
@@ -40,7 +40,7 @@ def _addresses(tensor: torch.Tensor) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in array_of(tensor).addressable_shards]
 
 
-def check_a_mark_moves_values_alone() -> None:
+def check_mark_sharding_keeps_the_tensor() -> None:
     host = torch.randn(16, 8)
     x = host.to("jax")
     view, version, identity = x.t(), x._version, id(x)
@@ -50,14 +50,14 @@ def check_a_mark_moves_values_alone() -> None:
     assert spec_of(view) == ("tp", "fsdp")
     assert array_of(x).addressable_shards[0].data.shape == (8, 2)
     torch.testing.assert_close(view.cpu(), host.t())
-    mark_sharding(view, MESH, PartitionSpec(("fsdp", "tp")))  # the same storage, by another of its tensors
+    mark_sharding(view, MESH, PartitionSpec(("fsdp", "tp")))  # another view of the same storage
     assert spec_of(x) == (None, ("fsdp", "tp"))
     torch.testing.assert_close(x.cpu(), host)
 
 
 def check_writes_keep_the_sharding() -> None:
     for mode in MODES:
-        host, x = _made(16, 8)
+        host, x = _host_and_sharded(16, 8)
         writes: list[Callable[[torch.Tensor], Any]] = [
             lambda x: x.mul_(2), lambda x: x.t()[1].add_(1), lambda x: x.view(-1)[3:70].fill_(5), lambda x: x.view(-1).sub_(1),
             lambda x: x.copy_(torch.ones(16, 8, device=x.device)), lambda x: x[2:4].copy_(torch.full((2, 8), 3.0)), lambda x: x.zero_(),
@@ -71,15 +71,15 @@ def check_writes_keep_the_sharding() -> None:
             torch.testing.assert_close(x.cpu(), host)
 
 
-def check_what_is_like_it_is_sharded_alike() -> None:
-    host, x = _made(16, 8)
+def check_new_tensors_and_copies_have_the_sharding() -> None:
+    host, x = _host_and_sharded(16, 8)
     for mode in MODES:
         with MODES[mode]():
-            made = [torch.zeros_like(x), torch.empty_like(x), torch.ones_like(x), torch.full_like(x, 3), torch.rand_like(x), x.clone()]
+            tensors = [torch.zeros_like(x), torch.empty_like(x), torch.ones_like(x), torch.full_like(x, 3), torch.rand_like(x), x.clone()]
             half = torch.zeros_like(x, dtype=torch.bfloat16)
-        assert [spec_of(tensor) for tensor in (*made, half)] == [("fsdp", "tp")] * 7, mode
+        assert [spec_of(tensor) for tensor in (*tensors, half)] == [("fsdp", "tp")] * 7, mode
         assert spec_of(torch.ones_like(x.t())) == ("tp", "fsdp")
-        torch.testing.assert_close(made[0].cpu() + made[2].cpu() + made[3].cpu(), torch.full((16, 8), 4.0))
+        torch.testing.assert_close(tensors[0].cpu() + tensors[2].cpu() + tensors[3].cpu(), torch.full((16, 8), 4.0))
     assert spec_of(torch.zeros_like(x[:8])) is None
     copied = copy.deepcopy(nn.Parameter(x))
     assert spec_of(copied) == ("fsdp", "tp")
@@ -89,13 +89,13 @@ def check_what_is_like_it_is_sharded_alike() -> None:
     torch.testing.assert_close(torch.load(file)["x"].cpu(), host)
 
 
-def check_one_device_meets_a_mesh() -> None:
-    """What lies on one device alone is whole on each of the mesh from then on; what meets none stays where it is."""
+def check_tensor_on_one_device_with_a_sharded_tensor() -> None:
+    """A tensor on one device is replicated over the mesh once an op takes it with a sharded tensor. Otherwise it stays."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x @ x.t() + y)
 
-    host, x = _made(16, 8)
+    host, x = _host_and_sharded(16, 8)
     other = torch.randn(16)
     expected = function(host, other)
 
@@ -106,7 +106,7 @@ def check_one_device_meets_a_mesh() -> None:
     for run in (function, lazily, compile_anew(function)):
         y = other.to("jax")
         torch.testing.assert_close(run(x, y).cpu(), expected)
-        y[3] = 7.0  # also when it has met one
+        y[3] = 7.0  # a write after the replication
         changed = other.clone()
         changed[3] = 7.0
         torch.testing.assert_close(run(x, y).cpu(), function(host, changed))
@@ -117,7 +117,7 @@ def check_one_device_meets_a_mesh() -> None:
         torch.testing.assert_close(run(x, y).cpu(), expected)
 
 
-def check_a_program_is_for_one_sharding() -> None:
+def check_each_sharding_has_a_program() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x * 2).softmax(1) @ y.t()
 
@@ -135,19 +135,19 @@ def check_a_program_is_for_one_sharding() -> None:
     torch.testing.assert_close(compiled(host.to("jax"), other.to("jax")).cpu(), expected)
 
 
-def check_two_meshes() -> None:
+def check_tensors_on_two_meshes_are_refused() -> None:
     first, last = Mesh((4,), ("a",)), Mesh((4,), ("b",), range(4, 8))
-    _, x = _made(8, 8, spec=("a",), mesh=first)
-    _, y = _made(8, 8, spec=("b",), mesh=last)
-    _, z = _made(8, 8, spec=("c",), mesh=Mesh((4,), ("c",), (3, 2, 1, 0)))
-    for one, other in [(x, y), (x, z)]:
+    _, x = _host_and_sharded(8, 8, spec=("a",), mesh=first)
+    _, y = _host_and_sharded(8, 8, spec=("b",), mesh=last)
+    _, z = _host_and_sharded(8, 8, spec=("c",), mesh=Mesh((4,), ("c",), (3, 2, 1, 0)))
+    for left, right in [(x, y), (x, z)]:
         for run in (torch.add, compile_anew(lambda x, y: x + y)):
             with pytest.raises(DeviceMismatch, match=r"two meshes: Mesh\(a=4\) over the devices \[0, 1, 2, 3\] and Mesh"):
-                run(one, other)
+                run(left, right)
         with pytest.raises(DeviceMismatch, match="two meshes"):
-            dynaxla.compile_step(torch.add)(one, other)
+            dynaxla.compile_step(torch.add)(left, right)
         with dynaxla.device.lazy():
-            total = one + other
+            total = left + right
             with pytest.raises(DeviceMismatch, match="two meshes"):
                 total.cpu()
 
@@ -166,7 +166,7 @@ SPECS = {"*.up.weight": ("tp", "fsdp"), "*.up.bias": ("tp",), "*.down.weight": (
 
 
 def check_a_step_writes_in_place() -> None:
-    _, weight = _made(16, 8)
+    _, weight = _host_and_sharded(16, 8)
     state = torch.zeros_like(weight)
 
     @dynaxla.compile_step(fullgraph=True)
@@ -184,20 +184,20 @@ def check_a_step_writes_in_place() -> None:
     assert metrics.snapshot().get("undonated", 0) == copies
 
 
-def check_what_is_shared_is_not_donated() -> None:
-    """A copy that shares the array, an array that was handed out, and a tensor that became whole on each device."""
-    double = compile_anew(lambda x, y: x.add_(y))
-    host, x = _made(16, 8)
-    shared, handed = x.clone(), dynaxla.as_jax(x)
+def check_shared_arrays_are_not_donated() -> None:
+    """A clone that shares the array, an array that `as_jax` returned, and a tensor that was replicated over the mesh."""
+    add = compile_anew(lambda x, y: x.add_(y))
+    host, x = _host_and_sharded(16, 8)
+    shared, returned = x.clone(), dynaxla.as_jax(x)
     alone = torch.ones(16, 8).to("jax")
-    out = dynaxla.as_jax(alone)
-    double(x, alone)
+    returned_alone = dynaxla.as_jax(alone)
+    add(x, alone)
     torch.testing.assert_close(x.cpu(), host + 1)
     torch.testing.assert_close(shared.cpu(), host)
-    assert (handed == host.numpy()).all()
+    assert (returned == host.numpy()).all()
     assert spec_of(alone) == ()
-    double(alone, x)  # a shard of it could be the array that was handed out
-    assert (out == 1).all()
+    add(alone, x)  # a shard of it could be the array that was handed out
+    assert (returned_alone == 1).all()
     torch.testing.assert_close(alone.cpu(), host + 2)
 
 
@@ -225,33 +225,33 @@ def check_constraints_in_programs() -> None:
 
 
 def check_constraints_in_steps() -> None:
-    host, weight = _made(8, 16, spec=("tp",))
-    given = torch.randn(4, 8)
+    host, weight = _host_and_sharded(8, 16, spec=("tp",))
+    host_x = torch.randn(4, 8)
     leaf = nn.Parameter(weight)
-    updates = torch.optim.SGD([leaf], lr=0.1)
+    optimizer = torch.optim.SGD([leaf], lr=0.1)
 
-    def of(x: torch.Tensor, weight: torch.Tensor, mark: bool) -> torch.Tensor:
+    def compute(x: torch.Tensor, weight: torch.Tensor, mark: bool) -> torch.Tensor:
         hidden = x @ weight
         return (mark_sharding(hidden, MESH, ("tp", "fsdp")) if mark else hidden).sin()
 
     @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
-        result = of(x, leaf, True)
+        result = compute(x, leaf, True)
         result.sum().backward()
-        updates.step()
-        updates.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return result.detach()
 
     expected = nn.Parameter(host.clone())
-    of(given, expected, False).sum().backward()
-    result = step(given.to("jax"))
+    compute(host_x, expected, False).sum().backward()
+    result = step(host_x.to("jax"))
     assert spec_of(result) == ("tp", "fsdp")
-    torch.testing.assert_close(result.cpu(), of(given, host, False), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.cpu(), compute(host_x, host, False), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(leaf.detach().cpu(), host - 0.1 * expected.grad, rtol=1e-4, atol=1e-5)
     assert spec_of(leaf) == ("tp",)
 
 
-def check_kernels_of_torchs() -> None:
+def check_custom_op_with_a_torch_kernel() -> None:
     @torch.library.custom_op("dynaxla_test::reversed_rows", mutates_args=())
     def reversed_rows(x: torch.Tensor) -> torch.Tensor:
         return x.flip(0).contiguous()
@@ -260,13 +260,13 @@ def check_kernels_of_torchs() -> None:
     def _(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x)
 
-    host, x = _made(16, 8)
+    host, x = _host_and_sharded(16, 8)
     for run in (reversed_rows, compile_anew(lambda x: reversed_rows(x * 2) / 2)):
         torch.testing.assert_close(run(x).cpu(), host.flip(0))
 
 
 def check_shards_and_arrays() -> None:
-    host, x = _made(16, 8)
+    host, x = _host_and_sharded(16, 8)
     shards = sharding.local_shards(x)
     assert [str(device) for device, _, _ in shards] == [f"jax:{index}" for index in range(8)]
     for _, index, part in shards:
@@ -278,7 +278,7 @@ def check_shards_and_arrays() -> None:
     torch.testing.assert_close(torch.cat([part.flatten() for _, _, part in shards]).sum(), host.sum())
 
 
-def check_modules() -> None:
+def check_shard_module() -> None:
     model = nn.Sequential(Block(16, 32), nn.BatchNorm1d(16))
     model(torch.randn(4, 16)).sum().backward()
     values = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -305,20 +305,20 @@ def check_loading_keeps_shardings() -> None:
         torch.testing.assert_close(value.cpu(), state[name])
 
 
-def check_random_numbers_are_one_devices() -> None:
-    plain, (_, x) = torch.ones(16, 8).to("jax"), _made(16, 8)
+def check_random_numbers_are_those_of_one_device() -> None:
+    plain, (_, x) = torch.ones(16, 8).to("jax"), _host_and_sharded(16, 8)
     x.fill_(1)
     drop = compile_anew(lambda x: nn.functional.dropout(x, 0.5))
     for run in (lambda x: nn.functional.dropout(x, 0.5), drop, torch.rand_like):
         torch.manual_seed(3)
         expected = run(plain)
         torch.manual_seed(3)
-        found = run(x)
-        assert spec_of(found) is not None
-        assert found.tolist() == expected.tolist()
+        actual = run(x)
+        assert spec_of(actual) is not None
+        assert actual.tolist() == expected.tolist()
 
 
-def check_bad_marks() -> None:
+def check_bad_specs() -> None:
     x = torch.zeros(6, 8, device="jax")
     for spec, message in [
         (("tp",), r"dimension 0 of a tensor float32\[6, 8\] has size 6, not a multiple of the 4 devices .*pad it to 8"),
@@ -338,7 +338,7 @@ def check_bad_marks() -> None:
     assert spec_of(x) is None
 
 
-def check_bad_marks_in_every_way() -> None:
+def check_bad_specs_in_every_interface() -> None:
     class DeviceMesh:
         mesh, mesh_dim_names = torch.arange(8).view(2, 4), ("fsdp", "tp")
 
@@ -346,22 +346,22 @@ def check_bad_marks_in_every_way() -> None:
         with dynaxla.device.lazy():
             mark_sharding(x * 2, mesh, spec)
 
-    def of(x: torch.Tensor, spec: Any) -> torch.Tensor:
+    def mark(x: torch.Tensor, spec: Any) -> torch.Tensor:
         return mark_sharding(x * 2, MESH, spec)
 
     x = torch.zeros(6, 8, device="jax")
-    ways: list[Callable[[Any], Any]] = [
+    calls: list[Callable[[Any], Any]] = [
         lambda spec: mark_sharding(x, DeviceMesh(), spec), lambda spec: shard_module(nn.Linear(8, 6), MESH, {"weight": spec}),
         lambda spec: shard_module(nn.Linear(8, 6), DeviceMesh(), {"weight": spec}), lambda spec: lazily(x, MESH, spec),
-        lambda spec: lazily(x, DeviceMesh(), spec), lambda spec: compile_anew(of)(x, spec),
-        lambda spec: dynaxla.compile_step(of, fullgraph=True)(x, spec), lambda spec: dynaxla.compile_step(of)(x, spec),
-        lambda spec: jax.jit(dynaxla.to_jax(lambda x: of(x, spec), device="jax"))(jax.numpy.ones((6, 8))),
+        lambda spec: lazily(x, DeviceMesh(), spec), lambda spec: compile_anew(mark)(x, spec),
+        lambda spec: dynaxla.compile_step(mark, fullgraph=True)(x, spec), lambda spec: dynaxla.compile_step(mark)(x, spec),
+        lambda spec: jax.jit(dynaxla.to_jax(lambda x: mark(x, spec), device="jax"))(jax.numpy.ones((6, 8))),
     ]  # fmt: skip
-    for way in ways:
+    for call in calls:
         with pytest.raises(ArgumentError, match=r"(?s)dimension 0 of a tensor float32\[6, 8\] has size 6.* along \('tp',\).*pad it to 8"):
-            way(("tp",))
+            call(("tp",))
         with pytest.raises(ArgumentError, match=r"(?s)names an axis 'pp', which Mesh\(fsdp=2, tp=4; .*the axes of the mesh are fsdp, tp"):
-            way((None, "pp"))
+            call((None, "pp"))
     virtual = mark_sharding(torch.zeros(8, 8, device="jax"), Mesh((8,), ("a",), virtual=True), ("a",))
     real = mark_sharding(torch.zeros(8, 8, device="jax"), MESH, ("fsdp",))
     with pytest.raises(DeviceMismatch, match="two meshes"):
@@ -387,7 +387,7 @@ def check_bad_meshes() -> None:
 
 
 def check_a_torch_mesh() -> None:
-    class DeviceMesh:  # what torch's has, without process groups
+    class DeviceMesh:  # the attributes of torch's class, without process groups
         mesh, mesh_dim_names = torch.arange(8).view(4, 2), ("a", "b")
 
     mesh = Mesh.of(DeviceMesh())
@@ -398,7 +398,7 @@ def check_a_torch_mesh() -> None:
 
 
 class _Layers(nn.Module):
-    """Megatron's: each a product that grows, and one that shrinks."""
+    """Layers in Megatron's style: each is a product that widens, and one that narrows."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -412,40 +412,40 @@ class _Layers(nn.Module):
 
 
 def _step(model: nn.Module) -> Any:
-    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
-        updates.step()
-        updates.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return loss.detach()
 
     return step
 
 
-def check_what_moves_is_what_theory_says() -> None:
+def check_collectives_are_those_that_theory_predicts() -> None:
     x = torch.randn(24, 16).to("jax")
     for count in (2, 8):
         layers, mesh = 3, Mesh((count,), ("tp",))
         model = shard_module(_Layers(layers), mesh, {"up.*": ("tp",), "down.*": (None, "tp")})
         step = _step(model)
         step(x.clone())
-        found = sharding.report(step, x.clone())
-        (moved,) = found.collectives
+        report = sharding.report(step, x.clone())
+        (moved,) = report.collectives
         assert (moved.kind, moved.axes, moved.count) == ("all-reduce", "tp", 2 * layers - 1)
         assert moved.bytes == (2 * layers - 1) * 24 * 16 * 4
-        (memory,) = found.memory
+        (memory,) = report.memory
         assert memory.arguments < sum(parameter.nbytes for parameter in model.parameters()) // count + x.nbytes + 64
-        assert "all-reduce" in str(found)
+        assert "all-reduce" in str(report)
     mesh = Mesh((8,), ("data",))
     model = shard_module(_Layers(3), mesh, {})
     step, batch = _step(model), mark_sharding(x.clone(), mesh, ("data",))
     step(batch)
-    found = sharding.report(step, batch)
-    assert {moved.kind for moved in found.collectives} == {"all-reduce"}
-    assert sum(moved.bytes for moved in found.collectives) == sum(parameter.nbytes for parameter in model.parameters()) + 4
+    report = sharding.report(step, batch)
+    assert {moved.kind for moved in report.collectives} == {"all-reduce"}
+    assert sum(moved.bytes for moved in report.collectives) == sum(parameter.nbytes for parameter in model.parameters()) + 4
     forward = torch.compile(_Layers(2).to("jax"), backend="dynaxla")
     (moved,) = sharding.report(forward, mark_sharding(torch.randn(16, 16).to("jax"), mesh, (None, "data"))).collectives
     assert any("on_meshes.py" in line for line in moved.lines)
@@ -453,8 +453,7 @@ def check_what_moves_is_what_theory_says() -> None:
         sharding.report(torch.sin, x)
 
 
-def check_settings_stay() -> None:
-    """Nothing that others could see of JAX has changed."""
+def check_jax_settings_are_unchanged() -> None:
     assert jax.config.jax_enable_x64 is False
     assert len(jax.devices()) == 8
     assert not isinstance(storages.content_of(torch.ones(3).to("jax").untyped_storage()), storages.StorageContent)

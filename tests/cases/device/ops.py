@@ -1,4 +1,4 @@
-"""Eager mode on the device does what the CPU does."""
+"""Eager mode on the device agrees with the CPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from support.comparisons.compare import TOLERANCE, strides
 def _same(actual: Any, expected: Any) -> None:
     if isinstance(expected, (tuple, list)):
         assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            _same(one, other)
+        for actual_item, expected_item in zip(actual, expected, strict=True):
+            _same(actual_item, expected_item)
         return
     if not isinstance(expected, torch.Tensor):
         assert actual == expected
@@ -37,13 +37,13 @@ def _same(actual: Any, expected: Any) -> None:
 
 
 def _alike(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
-    """The function gives the same, and leaves its arguments the same, on the device and on the CPU."""
-    mine, theirs = [tensor.to("jax") for tensor in tensors], copy.deepcopy(tensors)
-    _same(function(*mine), function(*theirs))
-    _same(mine, list(theirs))
+    """Checks that the function has the same results, and the same effects on its arguments, on the device and on the CPU."""
+    on_device, on_cpu = [tensor.to("jax") for tensor in tensors], copy.deepcopy(tensors)
+    _same(function(*on_device), function(*on_cpu))
+    _same(on_device, list(on_cpu))
 
 
-def check_views_write_the_one_storage() -> None:
+def check_views_write_to_one_storage() -> None:
     def write(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.t()[1].mul_(2)
         x[:, 1:3].transpose(0, 1).add_(1)
@@ -57,15 +57,15 @@ def check_views_write_the_one_storage() -> None:
         return y, x[x.shape[0] - 1], x.expand(2, 3, 4)
 
     _alike(write, torch.randn(3, 4))
-    complicated = torch.randn(2, 2, dtype=torch.complex64)
-    _alike(lambda z: (torch.view_as_real(z).mul_(2), z.conj().imag.add_(1), z.conj() + 1, z.imag.sum()), complicated)
-    _alike(lambda z: z.copy_(z.clone().conj().t()), complicated)
+    complex_values = torch.randn(2, 2, dtype=torch.complex64)
+    _alike(lambda z: (torch.view_as_real(z).mul_(2), z.conj().imag.add_(1), z.conj() + 1, z.imag.sum()), complex_values)
+    _alike(lambda z: z.copy_(z.clone().conj().t()), complex_values)
     _alike(lambda x: torch.as_strided(x, (3, 2), (1, 1)).sum(1), torch.randn(4))
     with pytest.raises(RuntimeError, match="more than one element"):
         torch.zeros(1, device="jax").expand(3).add_(1)
 
 
-def check_copies_of_what_lies_around_their_operand() -> None:
+def check_strided_copies_beyond_their_operand() -> None:
     def copied(x: torch.Tensor) -> list[torch.Tensor]:
         part, new = x[1:4:2, 1:4:2], x.new_zeros(2, 2)
         scattered = torch.as_strided_scatter(part, new, (2, 2), (12, 4), 2)
@@ -82,8 +82,8 @@ def check_copies_of_what_lies_around_their_operand() -> None:
             torch.as_strided_scatter(torch.ones(3, device="jax"), torch.zeros(2, 2, device="jax"), size, stride)
 
 
-def check_writes_to_a_part_of_what_is_read() -> None:
-    def refused(x: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> bool:
+def check_writes_that_overlap_reads() -> None:
+    def is_refused(x: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> bool:
         try:
             write(x)
         except RuntimeError as error:
@@ -95,9 +95,9 @@ def check_writes_to_a_part_of_what_is_read() -> None:
         lambda x: x.copy_(x[0].expand(4, 4)), lambda x: torch.mul(x[:2], 2, out=x[1:3]),
     ):  # fmt: skip
         x = torch.arange(16.0).view(4, 4)
-        mine = x.to("jax")
-        assert refused(mine, write) == refused(x, write)
-        _same(mine, x)
+        on_device = x.to("jax")
+        assert is_refused(on_device, write) == is_refused(x, write)
+        _same(on_device, x)
 
 
 def check_ops_that_write() -> None:
@@ -148,26 +148,26 @@ def check_numbers_dtypes_and_factories() -> None:
 
 def check_other_devices_are_refused() -> None:
     x, host = torch.ones(2, 3).to("jax"), torch.ones(2, 3)
-    for mix in (
+    for op in (
         lambda: x + host, lambda: host + x, lambda: host.add_(x), lambda: x.add_(host), lambda: x @ host.t(), lambda: torch.cat([x, host]),
         lambda: torch.add(x, x, out=host), lambda: torch.where(x > 0, host, x), lambda: nn.functional.linear(x, host),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match="to be on the same device"):
-            mix()
+            op()
     assert host.tolist() == x.tolist() == [[1] * 3] * 2
-    row, there, scalar = torch.tensor([0]), torch.tensor([0], device="jax"), torch.tensor(1.0)
-    for mix in (
-        lambda: host[there], lambda: x.index_put_((row,), host[:1]), lambda: host.index_put_((row,), x[:1]), lambda: scalar.add_(x[0, 0]),
+    row, index, scalar = torch.tensor([0]), torch.tensor([0], device="jax"), torch.tensor(1.0)
+    for op in (
+        lambda: host[index], lambda: x.index_put_((row,), host[:1]), lambda: host.index_put_((row,), x[:1]), lambda: scalar.add_(x[0, 0]),
         lambda: scalar.index_put_((torch.tensor(True),), x[0, 0]),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match="to be on the same device"):
-            mix()
+            op()
     assert x[row].tolist() == [[1] * 3], "an index may be on the CPU"
     assert (x + scalar).tolist() == [[2] * 3] * 2
 
 
 def check_writes_to_expanded_tensors() -> None:
-    """One without elements has none twice."""
+    """A tensor without elements can be written: no element occurs twice."""
     assert torch.empty(1, device="jax").expand(0).zero_().shape == (0,)
     assert torch.empty_strided((0, 3), (0, 1), device="jax").fill_(3.0).shape == (0, 3)
     with pytest.raises(RuntimeError, match="single memory location"):
@@ -181,8 +181,8 @@ def check_a_failed_check_writes_nothing() -> None:
     assert x.tolist() == [0, 0, 0]
 
 
-def check_what_xla_does_not_compute() -> None:
-    """It comes from the CPU, is counted, and logged once."""
+def check_cpu_fallback() -> None:
+    """Results that XLA does not compute come from the CPU. Each fallback is counted, and is logged once for each op."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -209,7 +209,10 @@ def check_what_xla_does_not_compute() -> None:
 
 
 def check_histograms_of_integers() -> None:
-    """As on GPUs, and as transformers' experts count their tokens wherever a device is not the CPU, whose kernel refuses integers."""
+    """The device accepts integers, as GPUs do: transformers' experts count their tokens this way on devices other than the CPU.
+
+    The CPU's kernel refuses integers.
+    """
     x = torch.tensor([0, 3, 1, 1, 2, 7, 3, 0, 5, 4, 100], dtype=torch.int8)
     for bins, low, high in ((4, 0, 3), (3, 0, 9), (4, 0, 0), (2, 1.9, 5.9)):
         first, last = (int(x.min()), int(x.max())) if low == high else (int(low), int(high))
@@ -217,8 +220,8 @@ def check_histograms_of_integers() -> None:
         for value in x.tolist():
             if first <= value <= last:
                 expected[min((value - first) * bins // (last - first), bins - 1)] += 1
-        found = torch.histc(x.to("jax"), bins, low, high)
-        assert (found.dtype, found.tolist()) == (torch.int8, expected), (bins, low, high)
+        histogram = torch.histc(x.to("jax"), bins, low, high)
+        assert (histogram.dtype, histogram.tolist()) == (torch.int8, expected), (bins, low, high)
     for refused in (x, x.to("jax").bool()):
         with pytest.raises(NotImplementedError, match="not implemented for"):
             torch.histc(refused, 4)
@@ -227,22 +230,22 @@ def check_histograms_of_integers() -> None:
 
 
 def check_grouped_products() -> None:
-    """In XLA, float32 too. torch's own kernel for whatever is no GPU asks for addresses."""
+    """XLA computes them, in float32 too. torch's kernel for devices other than GPUs would read addresses."""
     before = metrics.snapshot().get("device_fallbacks", 0)
-    for shapes, last in (([(6, 8), (3, 5, 8)], 6), ([(3, 5, 8), (6, 8)], 6), ([(5, 8), (6, 8)], 8), ([(3, 5, 8), (3, 5, 8)], None)):
+    for shapes, last_offset in (([(6, 8), (3, 5, 8)], 6), ([(3, 5, 8), (6, 8)], 6), ([(5, 8), (6, 8)], 8), ([(3, 5, 8), (3, 5, 8)], None)):
         x, y = (torch.randn(shape) for shape in shapes)
-        ends = None if last is None else torch.tensor([1, 1, last], dtype=torch.int32)
+        offsets = None if last_offset is None else torch.tensor([1, 1, last_offset], dtype=torch.int32)
         for dtype in (torch.float32, torch.bfloat16):
-            found = []
-            for place in ("jax", "cpu"):
-                left, right = (tensor.to(place, dtype) for tensor in (x, y))
-                found.append(torch._grouped_mm(left, right.mT, offs=None if ends is None else ends.to(place)))
-            assert found[0].stride() == found[1].stride(), (shapes, found[0].stride(), found[1].stride())
-            torch.testing.assert_close(found[0].cpu(), found[1], **({} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 1e-1}))
+            results = []
+            for device in ("jax", "cpu"):
+                left, right = (tensor.to(device, dtype) for tensor in (x, y))
+                results.append(torch._grouped_mm(left, right.mT, offs=None if offsets is None else offsets.to(device)))
+            assert results[0].stride() == results[1].stride(), (shapes, results[0].stride(), results[1].stride())
+            torch.testing.assert_close(results[0].cpu(), results[1], **({} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 1e-1}))
     assert metrics.snapshot().get("device_fallbacks", 0) == before
 
 
-def check_ops_are_found_again() -> None:
+def check_ops_are_compiled_once() -> None:
     x = torch.ones(7, 3, device="jax")
     (x * x).sum()
     before = metrics.snapshot()["compile"]
@@ -253,20 +256,20 @@ def check_ops_are_found_again() -> None:
 
 
 def _at_once(count: int, work: Callable[[], Any]) -> list[Any]:
-    """What threads get, all of which begin together."""
-    start, found = threading.Barrier(count), []
+    """Returns the results of threads that start at the same time."""
+    start, results = threading.Barrier(count), []
 
     def run() -> None:
         start.wait()
-        found.append(work())
+        results.append(work())
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == count, "threads wait for each other"
-    return found
+    assert len(results) == count, "threads wait for each other"
+    return results
 
 
 def check_threads_compile_a_new_op_once() -> None:
@@ -276,17 +279,17 @@ def check_threads_compile_a_new_op_once() -> None:
     def work() -> float:
         return (x.rsqrt() * 0.25).logsumexp(1).cpu()[0].item()
 
-    found = _at_once(8, work)
-    compiled = metrics.snapshot()["compile"] - before
-    assert len(set(found)) == 1
+    results = _at_once(8, work)
+    compilations = metrics.snapshot()["compile"] - before
+    assert len(set(results)) == 1
     work()
-    assert compiled == metrics.snapshot()["compile"] - before
-    assert compiled <= 4, compiled
+    assert compilations == metrics.snapshot()["compile"] - before
+    assert compilations <= 4, compilations
     assert not eager_mode._compile_locks._locks
 
 
-def check_threads_do_not_wait_for_ever() -> None:
-    """Where making fails, the next one tries; where two need each other's, each makes its own; different ones are made side by side."""
+def check_compilations_in_several_threads() -> None:
+    """After a failed compilation, a waiting thread compiles. Two threads that need each other's results both compile."""
     cache: Any = LeastRecentlyUsed(10)
     failures = [RuntimeError("first"), RuntimeError("second")]
     tried: list[Any] = []
@@ -319,8 +322,8 @@ def check_threads_do_not_wait_for_ever() -> None:
     assert not eager_mode._compile_locks._locks
 
 
-def check_many_ops_leave_nothing() -> None:
-    """3,600 here; 100,000 by hand are the same."""
+def check_ops_leave_no_objects() -> None:
+    """3,600 ops. The result was the same for 100,000 ops."""
     x, total = torch.randn(64).to("jax"), torch.zeros(64, device="jax")
 
     def loop(count: int) -> tuple[int, int, int]:
@@ -337,21 +340,21 @@ def check_many_ops_leave_nothing() -> None:
 
 
 def check_numbers_are_inputs() -> None:
-    """1,000 learning rates, one compilation; and each gives what it gives on the CPU."""
+    """Changing hyperparameters, such as 1,000 learning rates, need one compilation. Parameters are those of the CPU."""
 
-    changing: dict[str, Callable[[int], Any]] = {}
+    changing_options: dict[str, Callable[[int], Any]] = {}
 
-    def train(place: str, optimizer: str, steps: int, compiled: list[int], **options: Any) -> torch.Tensor:
-        weight = torch.linspace(-1, 1, 6).to(place).requires_grad_()
-        weight.grad = torch.linspace(1, 2, 6).to(place)
-        stepper = getattr(torch.optim, optimizer)([weight], lr=0.1, **options)
+    def train(device: str, optimizer: str, steps: int, compilations: list[int], **options: Any) -> torch.Tensor:
+        weight = torch.linspace(-1, 1, 6).to(device).requires_grad_()
+        weight.grad = torch.linspace(1, 2, 6).to(device)
+        instance = getattr(torch.optim, optimizer)([weight], lr=0.1, **options)
         for step in range(steps):
-            stepper.param_groups[0]["lr"] = 0.3 / (step + 3)
-            stepper.param_groups[0].update({name: change(step) for name, change in changing.items()})
-            stepper.step()
+            instance.param_groups[0]["lr"] = 0.3 / (step + 3)
+            instance.param_groups[0].update({name: change(step) for name, change in changing_options.items()})
+            instance.step()
             if step == 3:
-                compiled.append(metrics.snapshot()["compile"])
-        compiled.append(metrics.snapshot()["compile"])
+                compilations.append(metrics.snapshot()["compile"])
+        compilations.append(metrics.snapshot()["compile"])
         return weight.detach()
 
     for optimizer, steps, options in [
@@ -360,24 +363,24 @@ def check_numbers_are_inputs() -> None:
         ("AdamW", 60, {"foreach": True, "amsgrad": True}),
         ("NAdam", 60, {}),
     ]:
-        compiled: list[int] = []
-        mine = train("jax", optimizer, steps, compiled, **options)
-        assert compiled[0] == compiled[1], optimizer
-        torch.testing.assert_close(mine.cpu(), train("cpu", optimizer, steps, [], **options))
-    changing["weight_decay"] = lambda step: 0.1 / (step + 1)
+        compilations: list[int] = []
+        actual = train("jax", optimizer, steps, compilations, **options)
+        assert compilations[0] == compilations[1], optimizer
+        torch.testing.assert_close(actual.cpu(), train("cpu", optimizer, steps, [], **options))
+    changing_options["weight_decay"] = lambda step: 0.1 / (step + 1)
     for optimizer, name, change in (
         ("AdamW", "betas", lambda step: (0.9 - step / 200, 0.99)),
         ("SGD", "momentum", lambda step: 0.9 - step / 200),
     ):
-        changing[name] = change
-        compiled = []
-        mine = train("jax", optimizer, 30, compiled, fused=True)
-        assert compiled[0] == compiled[1], optimizer
-        torch.testing.assert_close(mine.cpu(), train("cpu", optimizer, 30, [], fused=True))
+        changing_options[name] = change
+        compilations = []
+        actual = train("jax", optimizer, 30, compilations, fused=True)
+        assert compilations[0] == compilations[1], optimizer
+        torch.testing.assert_close(actual.cpu(), train("cpu", optimizer, 30, [], fused=True))
 
 
-def check_values_of_numbers() -> None:
-    """Those that begin a program, those that find it, and those that it is not for."""
+def check_values_of_scalars() -> None:
+    """Scalars for which a program is compiled, scalars that use an earlier program, and scalars that need another one."""
 
     def compute(x: torch.Tensor, n: Any) -> list[torch.Tensor]:
         y = x.flip(0)
@@ -407,23 +410,23 @@ def _network() -> nn.Module:
 
 
 def check_training() -> None:
-    """Networks on the device and on the CPU, forward, backward and the optimizer; then in evaluation."""
-    theirs = _network()
-    mine = copy.deepcopy(theirs).to("jax")
+    """Steps of training on the device and on the CPU: forward, backward and the optimizer. Then evaluation."""
+    on_cpu = _network()
+    on_device = copy.deepcopy(on_cpu).to("jax")
     data, target = torch.randn(4, 3, 4, 4), torch.randint(5, (4,))
-    for model, device in ((theirs, "cpu"), (mine, "jax")):
+    for model, device in ((on_cpu, "cpu"), (on_device, "jax")):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(data.to(device)), target.to(device)).backward()
             optimizer.step()
-    for name, value in theirs.state_dict().items():
-        torch.testing.assert_close(mine.state_dict()[name].cpu(), value, rtol=1e-3, atol=1e-4, msg=name)
-    _same([parameter.grad for parameter in mine.parameters()][-1].cpu().sign(), list(theirs.parameters())[-1].grad.sign())
-    torch.testing.assert_close(mine.eval()(data.to("jax")).cpu(), theirs.eval()(data), rtol=1e-3, atol=1e-3)
+    for name, value in on_cpu.state_dict().items():
+        torch.testing.assert_close(on_device.state_dict()[name].cpu(), value, rtol=1e-3, atol=1e-4, msg=name)
+    _same([parameter.grad for parameter in on_device.parameters()][-1].cpu().sign(), list(on_cpu.parameters())[-1].grad.sign())
+    torch.testing.assert_close(on_device.eval()(data.to("jax")).cpu(), on_cpu.eval()(data), rtol=1e-3, atol=1e-3)
     other = _network()
-    other.load_state_dict(mine.state_dict())
-    torch.testing.assert_close(other.eval()(data), theirs(data), rtol=1e-3, atol=1e-3)
+    other.load_state_dict(on_device.state_dict())
+    torch.testing.assert_close(other.eval()(data), on_cpu(data), rtol=1e-3, atol=1e-3)
 
 
 def check_autograd() -> None:
@@ -441,23 +444,23 @@ def check_autograd() -> None:
         saved.sum().backward()
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         x.add_(1)
-    found: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
 
     def run() -> None:
         leaf = torch.ones(2, device="jax", requires_grad=True)
         (leaf * leaf).sum().backward()
-        found.append(leaf.grad)
+        gradients.append(leaf.grad)
 
     threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [gradient.tolist() for gradient in found] == [[2, 2]] * 3
+    assert [gradient.tolist() for gradient in gradients] == [[2, 2]] * 3
 
 
-def check_ops_that_write_to_lists_or_beside_their_result() -> None:
-    """Fused steps of optimizers, rrelu's slopes, and cholesky_solve are XLA's, and a learning rate is an input."""
+def check_fused_optimizers_rrelu_and_cholesky_solve() -> None:
+    """XLA computes these ops, which write to lists or to operands besides their result. A learning rate is an input."""
     before = metrics.snapshot().get("device_fallbacks", 0)
     x = torch.randn(4, 5, device="jax", requires_grad=True)
     y = nn.functional.rrelu(x, training=True)
@@ -477,27 +480,27 @@ def check_ops_that_write_to_lists_or_beside_their_result() -> None:
         lambda params: torch.optim.AdamW(params, lr=0.01, fused=True, amsgrad=True),
         lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True),
     ):
-        theirs = nn.Linear(4, 3)
-        mine = copy.deepcopy(theirs).to("jax")
-        optimizers = make(theirs.parameters()), make(mine.parameters())
+        on_cpu = nn.Linear(4, 3)
+        on_device = copy.deepcopy(on_cpu).to("jax")
+        optimizers = make(on_cpu.parameters()), make(on_device.parameters())
         for rate in (0.1, 0.07, 0.05):
             batch = torch.randn(5, 4)
             for optimizer in optimizers:
                 optimizer.param_groups[0].update({"betas": (1 - rate, 0.99), "weight_decay": rate / 2, "momentum": 1 - rate})
-            for model, optimizer, device in zip((theirs, mine), optimizers, ("cpu", "jax"), strict=True):
+            for model, optimizer, device in zip((on_cpu, on_device), optimizers, ("cpu", "jax"), strict=True):
                 optimizer.param_groups[0]["lr"] = rate
                 optimizer.zero_grad()
                 model(batch.to(device)).square().sum().backward()
                 optimizer.step()
-        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(one.cpu(), other)
-            for name, value in optimizers[0].state[other].items():
-                torch.testing.assert_close(optimizers[1].state[one][name].cpu(), value)
+        for actual, expected in zip(on_device.parameters(), on_cpu.parameters(), strict=True):
+            torch.testing.assert_close(actual.cpu(), expected)
+            for name, value in optimizers[0].state[expected].items():
+                torch.testing.assert_close(optimizers[1].state[actual][name].cpu(), value)
     assert metrics.snapshot().get("device_fallbacks", 0) == before
 
 
-def check_layers_of_inputs_without_gradients() -> None:
-    """torch's meta functions return a gradient of the input, although the op's output_mask leaves it out."""
+def check_layers_whose_input_needs_no_gradient() -> None:
+    """torch's meta functions return a gradient of the input although output_mask excludes it."""
     for make, shape in (
         (lambda: nn.BatchNorm1d(4), (6, 4)),
         (lambda: nn.BatchNorm2d(4).eval(), (2, 4, 3, 3)),
@@ -511,7 +514,7 @@ def check_layers_of_inputs_without_gradients() -> None:
         for device in ("cpu", "jax"):
             model.zero_grad()
             model.to(device)(x.to(device)).square().sum().backward()
-            found = [parameter.grad.cpu() for parameter in model.parameters()]
+            gradients = [parameter.grad.cpu() for parameter in model.parameters()]
             if device == "cpu":
-                expected = found
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+                expected = gradients
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""With eight devices: `dynaxla.sharding.plan` finds placements that theory knows, within the memory, and changes nothing."""
+"""With eight devices: `dynaxla.sharding.plan` finds the placements that theory predicts, within the memory, and changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynaxla.sharding import Costs, Mesh, Plan, plan, report
 from .running import array_of
 
 ROW = Mesh((8,), ("all",))
-# So small a latency that bytes decide, as they do with large models.
+# The latency is so small that bytes decide, as for large models.
 BYTES = Costs(1e14, 1e11, 1e-7)
 
 
@@ -32,19 +32,19 @@ class Layer(nn.Module):
 def training(
     layers: int, batch: int, optimizer: str = "SGD", **settings: Any
 ) -> tuple[nn.Module, Any, Any, tuple[torch.Tensor, torch.Tensor]]:
-    """A model of layers in Megatron's style, its optimizer, a step, and what it takes."""
+    """Returns a model of layers in Megatron's style, its optimizer, a step, and the arguments of the step."""
     model = nn.Sequential(*[Layer(32, 128) for _ in range(layers)]).to("jax")
-    updates = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **settings)
+    optimizer_instance = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **settings)
 
     @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
-        updates.step()
-        updates.zero_grad()
+        optimizer_instance.step()
+        optimizer_instance.zero_grad()
         return loss
 
-    return model, updates, step, (torch.randn(batch, 32).to("jax"), torch.randn(batch, 32).to("jax"))
+    return model, optimizer_instance, step, (torch.randn(batch, 32).to("jax"), torch.randn(batch, 32).to("jax"))
 
 
 def bytes_of(model: nn.Module) -> int:
@@ -52,23 +52,23 @@ def bytes_of(model: nn.Module) -> int:
 
 
 def holds(found: Plan, model: nn.Module, step: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> None:
-    """What the plan says is what the step's program is, once all lies as planned and its state exists."""
+    """Applies a plan. Checks that collectives and memory are as planned, once the optimizer has its state."""
     found.apply(model)
     found.apply_to_inputs(*args)
     for _ in range(2):
         step(*args)
-    told = report(step, *args)
-    assert [(item.kind, item.axes, item.count, item.bytes) for item in told.collectives] == [
+    actual = report(step, *args)
+    assert [(item.kind, item.axes, item.count, item.bytes) for item in actual.collectives] == [
         (item.kind, item.axes, item.count, item.bytes) for item in found.collectives
     ]
-    (memory,) = told.memory
+    (memory,) = actual.memory
     assert (memory.arguments, memory.results) == (found.memory.arguments, found.memory.results)
     assert abs(memory.temporary - found.memory.temporary) <= 0.02 * memory.temporary
 
 
-def check_pairs_where_parameters_do_not_fit() -> None:
-    """Few tokens, and parameters that one device has no room for: Megatron's pairs, with 2 L - 1 all-reduces of activations."""
-    model, updates, step, args = training(3, 8, "SGD", momentum=0.9)
+def check_tensor_parallelism_if_parameters_do_not_fit() -> None:
+    """Few tokens, and parameters too large for one device: Megatron's placement, with 2 L - 1 all-reduces of activations."""
+    model, optimizer, step, args = training(3, 8, "SGD", momentum=0.9)
     before = [(id(parameter), parameter._version, array_of(parameter), parameter.grad) for parameter in model.parameters()]
     states = torch.get_rng_state(), torch.jax.get_rng_state()
     found = plan(step, *args, mesh=ROW, memory=bytes_of(model), costs=BYTES)
@@ -76,8 +76,8 @@ def check_pairs_where_parameters_do_not_fit() -> None:
     assert all(one is other or one == other for old, new in zip(before, after, strict=True) for one, other in zip(old, new, strict=True))
     assert torch.equal(states[0], torch.get_rng_state())
     assert torch.equal(states[1], torch.jax.get_rng_state())
-    assert not updates.state
-    assert updates.param_groups[0]["lr"] == 1e-2
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 1e-2
     expected = {f"{index}.{name}.weight": ("all", None) if name == "up" else (None, "all") for index in range(3) for name in ("up", "down")}
     assert found.specs == expected
     assert [(item.kind, item.axes, item.count) for item in found.collectives] == [("all-reduce", "all", 5)]
@@ -101,19 +101,19 @@ def check_data_parallelism_for_large_batches() -> None:
 
 
 def check_sharded_parameters_for_large_batches_and_little_memory() -> None:
-    """A batch whose activations would cost more than parameters, with Adam's state: what a device keeps of parameters is an eighth."""
-    model, updates, step, args = training(2, 4096, "AdamW")
+    """Activations are larger than parameters, and Adam has state: each device stores an eighth of the parameters."""
+    model, optimizer, step, args = training(2, 4096, "AdamW")
     whole = plan(step, *args, mesh=ROW, costs=BYTES, compilations=4)
     assert (whole.specs, whole.inputs) == ({}, (("all",), ("all",)))
     found = plan(step, *args, mesh=ROW, memory=whole.trial.memory - bytes_of(model), costs=BYTES)
     assert found.trial.memory <= whole.trial.memory - bytes_of(model)
     assert found.inputs == (("all",), ("all",))
     assert found.specs
-    assert not updates.state
+    assert not optimizer.state
     holds(found, model, step, args)
 
 
-def check_what_does_not_fit() -> None:
+def check_plan_without_a_placement_that_fits() -> None:
     model, _, step, args = training(2, 8)
     with pytest.raises(ArgumentError, match=r"none of \d+ placements on .* fits into 3000 bytes .* the smallest one, reads"):
         plan(step, *args, mesh=ROW, memory=3000)
@@ -122,7 +122,7 @@ def check_what_does_not_fit() -> None:
         plan(step, *args, mesh=ROW, memory=needs - 5000, compilations=3)
 
 
-def check_what_is_no_step() -> None:
+def check_unsuitable_functions_are_refused() -> None:
     model, _, step, args = training(1, 8)
     other = nn.Linear(32, 32).to("jax")
     with pytest.raises(ArgumentError, match="2 modules with parameters"):
@@ -134,12 +134,12 @@ def check_what_is_no_step() -> None:
         plan(step, args[0][:4], args[1][:4], mesh=ROW)
     seen = []
 
-    def looks(x: torch.Tensor) -> Any:
+    def read_value(x: torch.Tensor) -> Any:
         seen.append(x)
         return model(x).sum().item()
 
     with pytest.raises(CaptureError):
-        plan(looks, args[0], mesh=ROW)
+        plan(read_value, args[0], mesh=ROW)
     assert not seen
 
 

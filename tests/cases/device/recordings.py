@@ -1,4 +1,4 @@
-"""Lazy mode on the device does what the CPU does, as few programs."""
+"""Lazy mode on the device gives the CPU's results, with few programs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def _is_recorded(tensor: torch.Tensor) -> bool:
 
 
 def _counts(function: Callable[[], Any]) -> dict[str, int]:
-    """What is counted meanwhile."""
+    """Returns by how much each counter rises while the function runs."""
     before = metrics.snapshot()
     function()
     return {name: count - before.get(name, 0) for name, count in metrics.snapshot().items() if count != before.get(name, 0)}
 
 
-def check_what_runs_a_recording() -> None:
-    looks: list[Callable[[torch.Tensor], Any]] = [
+def check_reads_run_the_recording() -> None:
+    reads: list[Callable[[torch.Tensor], Any]] = [
         lambda x: x[0, 0].item(), lambda x: x.cpu(), repr, lambda x: bool(x[0, 0] > 0), lambda x: x.nonzero(), lambda x: x[x > 0],
         lambda x: x.tolist(), lambda x: x.to(device="cpu", dtype=torch.float64), lambda x: copy.deepcopy(x),
         lambda x: dynaxla.device.sync(), lambda x: torch.jax.synchronize(), lambda x: x.untyped_storage()[0],
         lambda x: torch.ones(2, 3).copy_(x), lambda x: float(x.sum()), lambda x: x.detach().clone().cpu(),
     ]  # fmt: skip
-    for look in looks:
+    for read in reads:
         with dynaxla.device.lazy():
             x = torch.ones(2, 3, device="jax") + 1
             y = x * 2
             assert _is_recorded(x)
-            look(x)
-            assert not any(found.steps for found in lazy_mode._recordings.values()), look
+            read(x)
+            assert not any(recording.steps for recording in lazy_mode._recordings.values()), read
             assert (x.tolist(), y.tolist()) == ([[2] * 3] * 2, [[4] * 3] * 2)
     with dynaxla.device.lazy():
         x = torch.ones(2, device="jax") + 1
@@ -52,8 +52,8 @@ def check_what_runs_a_recording() -> None:
     assert x.tolist() == [2, 2]
 
 
-def check_ops_between_that_are_not_recorded() -> None:
-    """The same recorded ops, with operands of others among what they might read."""
+def check_ops_that_are_not_recorded_between_recorded_ops() -> None:
+    """The recorded ops are the same for each size, with other ops that are not recorded between them."""
     for size in (0, 3, 5, 0):
         a, other = torch.arange(3.0, device="jax"), torch.ones(size, device="jax")
         with dynaxla.device.lazy():
@@ -88,58 +88,58 @@ def check_views_and_writes() -> None:
         _alike(lambda z: (torch.view_as_real(z).mul_(2), z.conj().imag.add_(1), z.conj() + 1), torch.randn(2, 2, dtype=torch.complex64))
 
 
-class _Left(Exception):
+class _LeaveContext(Exception):
     pass
 
 
-def check_what_a_recording_reads_is_what_was_there() -> None:
+def check_recorded_ops_read_values_from_before_later_writes() -> None:
     x, y = torch.ones(3, device="jax"), torch.zeros(3, device="jax")
-    with contextlib.suppress(_Left), dynaxla.device.lazy():
-        found = x + 1
+    with contextlib.suppress(_LeaveContext), dynaxla.device.lazy():
+        increased = x + 1
         x.copy_(torch.full((3,), 5.0))
-        y.add_(found)
-        raise _Left
+        y.add_(increased)
+        raise _LeaveContext
     x.add_(1)
-    assert _is_recorded(found)
-    assert (found.tolist(), x.tolist(), y.tolist()) == ([2] * 3, [6] * 3, [2] * 3)
+    assert _is_recorded(increased)
+    assert (increased.tolist(), x.tolist(), y.tolist()) == ([2] * 3, [6] * 3, [2] * 3)
 
 
-def _wanted(function: Callable[[], Any]) -> list[int]:
-    """How many values the programs give that run meanwhile."""
-    found: list[int] = []
+def _result_counts(function: Callable[[], Any]) -> list[int]:
+    """Returns the number of results of each program that runs during the function."""
+    counts: list[int] = []
     run = lazy_programs.run
 
-    def watched(steps: Any, arrays: Any, wanted: Any, device: Any) -> Any:
-        found.append(len(wanted))
+    def counting_run(steps: Any, arrays: Any, wanted: Any, device: Any) -> Any:
+        counts.append(len(wanted))
         return run(steps, arrays, wanted, device)
 
-    lazy_programs.run = watched
+    lazy_programs.run = counting_run
     try:
         function()
     finally:
         lazy_programs.run = run
-    return found
+    return counts
 
 
-def check_only_what_is_wanted_is_computed() -> None:
+def check_values_without_references_are_not_computed() -> None:
     x = torch.ones(4, 4, device="jax")
     with dynaxla.device.lazy():
         kept = x @ x
         (x.exp() @ x).sin()
         kept = kept + 1
-        assert _wanted(dynaxla.device.sync) == [1]
+        assert _result_counts(dynaxla.device.sync) == [1]
         (x + 3).mul_(2)
         assert "execute" not in _counts(dynaxla.device.sync)
         middle = x + 1
         last = middle[0] * 2
         view = middle.t()[:1]
         del middle
-        assert _wanted(dynaxla.device.sync) == [2]
+        assert _result_counts(dynaxla.device.sync) == [2]
     assert (kept.tolist(), view.tolist(), last.tolist()) == ([[5] * 4] * 4, [[2] * 4], [4] * 4)
 
 
-def check_found_again() -> None:
-    """The second time nothing is compiled, whatever the numbers; 0.0 and -0.0, 1 and True, alpha of 1 and others are told apart."""
+def check_recordings_reuse_programs() -> None:
+    """The second recording compiles nothing, whatever the numbers. 0.0 and -0.0, 1 and True, alpha=1 and other values differ."""
     x = torch.linspace(-1, 1, 6).to("jax")
 
     def compute(number: float) -> list[torch.Tensor]:
@@ -154,11 +154,11 @@ def check_found_again() -> None:
 
     compute(0.25)
     for number in (0.5, -3.0, float("nan"), 1e30, -0.0, 0.0):
-        found: list[torch.Tensor] = []
-        done = _counts(lambda number=number, found=found: found.extend(compute(number)))
-        assert done.get("compile", 0) == 0, number
-        for one, other in zip(found, expected(number), strict=True):
-            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+        results: list[torch.Tensor] = []
+        counts = _counts(lambda number=number, results=results: results.extend(compute(number)))
+        assert counts.get("compile", 0) == 0, number
+        for actual, reference in zip(results, expected(number), strict=True):
+            torch.testing.assert_close(actual.cpu(), reference, equal_nan=True)
     with dynaxla.device.lazy():
         assert [torch.zeros(1, device="jax").add(number).dtype for number in (0.0, 1, True)] == [torch.float32] * 3
         one = torch.tensor(1, device="jax")
@@ -170,7 +170,7 @@ def check_found_again() -> None:
         assert torch.full((2,), 2**40, device="jax").mul_(3).tolist() == [3 * 2**40] * 2
 
 
-def check_random_numbers_are_eager_modes() -> None:
+def check_random_numbers_are_those_of_eager_mode() -> None:
     def draw() -> list[Any]:
         x = torch.rand(3, device="jax")
         drawn = [x, torch.randn(2, 2, device="jax"), nn.functional.dropout(torch.ones(100, device="jax"), 0.3)]
@@ -191,7 +191,7 @@ def check_random_numbers_are_eager_modes() -> None:
 
 
 def check_failed_checks() -> None:
-    """The op is named; what had a value keeps it; what was to come says so; and all else goes on."""
+    """The error names the op. Tensors that had values keep them, and reading a result that was not computed raises."""
     table, kept = torch.arange(6.0, device="jax"), torch.ones(2, device="jax")
     with dynaxla.device.lazy():
         kept.add_(1)
@@ -212,7 +212,7 @@ def check_failed_checks() -> None:
                 lost + 1
         later.copy_(torch.ones(2))
         assert (later + kept).tolist() == [2, 2]
-        torch.index_select(table, 0, torch.tensor([17], device="jax"))  # nobody keeps the result
+        torch.index_select(table, 0, torch.tensor([17], device="jax"))  # the result has no reference
         with pytest.raises(IndexError):
             dynaxla.device.sync()
         dynaxla.device.sync()
@@ -245,19 +245,19 @@ def check_an_interruption_changes_nothing() -> None:
 
 
 def check_ops_while_a_recording_runs() -> None:
-    """A finalizer or a signal's handler may come in between: it adds to the recording, or runs it."""
+    """A finalizer or a signal handler may use the device meanwhile: its op joins the recording, or runs it."""
     run = lazy_programs.run
-    acts: list[tuple[Callable[[torch.Tensor], Any], bool]] = [
+    uses: list[tuple[Callable[[torch.Tensor], Any], bool]] = [
         (lambda x: x.add_(1), True), (lambda x: x.add_(1).tolist(), True), (lambda x: (x * 2).sum().item(), False),
     ]  # fmt: skip
-    for act, written in acts:
+    for use, is_written in uses:
         x = torch.full((3,), 2.0, device="jax")
-        left = [act]
+        remaining = [use]
 
-        def interfere(*given: Any, left: Any = left, x: torch.Tensor = x) -> Any:
-            if left:
-                left.pop()(x)
-            return run(*given)
+        def interfere(*args: Any, remaining: Any = remaining, x: torch.Tensor = x) -> Any:
+            if remaining:
+                remaining.pop()(x)
+            return run(*args)
 
         with dynaxla.device.lazy():
             y = (x * 7).add_(x)
@@ -266,30 +266,30 @@ def check_ops_while_a_recording_runs() -> None:
                 assert y.tolist() == [16] * 3
             finally:
                 lazy_programs.run = run
-        assert not left
-        assert x.tolist() == [3 if written else 2] * 3
+        assert not remaining
+        assert x.tolist() == [3 if is_written else 2] * 3
 
 
-def check_changing_wishes_are_few_programs() -> None:
-    """When Python frees what it has in cycles does not decide what is compiled."""
+def check_number_of_programs_of_one_recording_is_bounded() -> None:
+    """Values that are needed may change at random, as Python frees objects in cycles at any time. Few programs are compiled."""
     x = torch.arange(4.0, device="jax")
 
-    def keep(wishes: int) -> int:
+    def keep(needed_bits: int) -> int:
         with dynaxla.device.lazy():
             values = [x + (number + 0.5) for number in range(5)]
             total = values[0]
             for value in values[1:]:
                 total = total * value
-            kept = {number: value for number, value in enumerate(values) if wishes >> number & 1}
+            kept = {number: value for number, value in enumerate(values) if needed_bits >> number & 1}
             del values, value
         for number, value in kept.items():
-            assert value.tolist() == [place + number + 0.5 for place in range(4)]
+            assert value.tolist() == [element + number + 0.5 for element in range(4)]
         assert total.tolist()[0] == 0.5 * 1.5 * 2.5 * 3.5 * 4.5
         return len(kept)
 
-    done = _counts(lambda: [keep(wishes) for wishes in (31, *range(31))])
-    assert done["compile"] == lazy_programs._MAX_VARIANTS
-    assert done["execute"] == 32
+    counts = _counts(lambda: [keep(needed_bits) for needed_bits in (31, *range(31))])
+    assert counts["compile"] == lazy_programs._MAX_VARIANTS
+    assert counts["execute"] == 32
 
 
 def check_modes() -> None:
@@ -317,7 +317,7 @@ def check_modes() -> None:
 
 
 def check_threads() -> None:
-    """They add to one recording; each finds its own values."""
+    """The threads add to one recording, and each gets its own values."""
     wrong: list[Any] = []
 
     def work(number: int) -> None:
@@ -339,22 +339,22 @@ def check_threads() -> None:
     assert wrong == []
 
 
-def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
-    """A compiled program in another thread takes a storage's array between two looks of the recording thread."""
+def check_array_that_another_thread_borrows_while_an_op_is_recorded() -> None:
+    """A compiled program in another thread takes the storage's array between two reads by the recording thread."""
     find = lazy_mode.eager_mode.find_or_compile
     y = torch.arange(5.0, device="jax")
     storage = y.untyped_storage()
-    array, lent = storages.array_of(storage), storages.InUseContent()
+    array, in_use = storages.array_of(storage), storages.InUseContent()
 
-    def find_meanwhile(*args: Any) -> Any:
-        assert lent.acquire([storage], [array])
-        found = find(*args)
-        lent.succeed([(storage, array)])
-        return found
+    def find_after_another_program(*args: Any) -> Any:
+        assert in_use.acquire([storage], [array])
+        program = find(*args)
+        in_use.succeed([(storage, array)])
+        return program
 
     with pytest.MonkeyPatch.context() as patch, dynaxla.device.lazy():
         patch.setattr(lazy_mode, "_traced_ops", lazy_mode._TracedOpCache())
-        patch.setattr(lazy_mode.eager_mode, "find_or_compile", find_meanwhile)
+        patch.setattr(lazy_mode.eager_mode, "find_or_compile", find_after_another_program)
         y[2:].add_(1)
     assert y.tolist() == [0, 1, 3, 4, 5]
 
@@ -373,7 +373,7 @@ def check_long_recordings_run() -> None:
         lazy_mode.MAX_OPS = most
 
 
-def check_nothing_is_left() -> None:
+def check_recordings_leave_no_objects() -> None:
     x = torch.randn(64).to("jax")
 
     def loop(count: int) -> tuple[int, int]:
@@ -415,32 +415,32 @@ class _Net(nn.Module):
 
 
 def check_training_steps_are_one_program() -> None:
-    """From the third step on nothing is compiled, and each step is one program, whatever the learning rate; weights are the CPU's."""
+    """From the third step on, each step runs one program and compiles none, whatever the learning rate. Weights are the CPU's."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
         lambda parameters: torch.optim.Adam(parameters, lr=1e-2, foreach=True),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=False),
     ]
     for make in makers:
-        theirs = _Net()
-        theirs.head[2].p = 0.0
-        mine = copy.deepcopy(theirs).to("jax")
-        losses = [_train(theirs, make, "cpu", []), _train(mine, make, "jax", counts := [])]
+        on_cpu = _Net()
+        on_cpu.head[2].p = 0.0
+        on_device = copy.deepcopy(on_cpu).to("jax")
+        losses = [_train(on_cpu, make, "cpu", []), _train(on_device, make, "jax", counts := [])]
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
-        for name, value in theirs.state_dict().items():
-            torch.testing.assert_close(mine.state_dict()[name].cpu(), value, rtol=5e-3, atol=1e-3, msg=name)
-        assert [found.get("compile", 0) for found in counts[2:]] == [0] * 4, counts
-        assert [found["execute"] for found in counts[2:]] == [1] * 4, counts
-        assert not any("device_fallbacks" in found or "device_ops" in found for found in counts), counts
+        for name, value in on_cpu.state_dict().items():
+            torch.testing.assert_close(on_device.state_dict()[name].cpu(), value, rtol=5e-3, atol=1e-3, msg=name)
+        assert [count.get("compile", 0) for count in counts[2:]] == [0] * 4, counts
+        assert [count["execute"] for count in counts[2:]] == [1] * 4, counts
+        assert not any("device_fallbacks" in count or "device_ops" in count for count in counts), counts
 
 
 def check_dropout_in_training() -> None:
     model = _Net().to("jax")
     _train(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-2), "jax", counts := [])
-    assert [found.get("compile", 0) for found in counts[2:]] == [0] * 4
+    assert [count.get("compile", 0) for count in counts[2:]] == [0] * 4
 
 
-def _train(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer], place: str, counts: list[dict[str, int]]) -> torch.Tensor:
+def _train(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer], device: str, counts: list[dict[str, int]]) -> torch.Tensor:
     optimizer = make(model.parameters())
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     generator = torch.Generator().manual_seed(5)
@@ -449,7 +449,7 @@ def _train(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer], place
     def step() -> None:
         data, target = torch.randn(4, 3, 4, 4, generator=generator), torch.randint(5, (4,), generator=generator)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(data.to(place)), target.to(place))
+        loss = nn.functional.cross_entropy(model(data.to(device)), target.to(device))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

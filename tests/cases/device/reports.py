@@ -1,4 +1,4 @@
-"""With eight devices: what reports tell of each mode, and whose lines they name."""
+"""With eight devices: reports of collectives and memory in each mode, and the source lines that they name."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class _Layer(nn.Module):
 
 
 def _line(text: str, function: str) -> str:
-    """As reports name it."""
+    """Returns the location of a line of this file, as reports write it."""
     number = next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip() == text)
     return f"{_FILE}:{number}, in {function}"
 
 
 def _training() -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
     model = shard_module(nn.Sequential(_Layer(), _Layer()), MESH, {"*.up.weight": ("tp",), "*.down.weight": (None, "tp")})
-    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
-        updates.step()
-        updates.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return loss.detach()
 
     return step, (mark_sharding(torch.randn(8, 16).to("jax"), MESH, ()), torch.randn(8, 16).to("jax"))
@@ -56,27 +56,27 @@ BACKWARD = _line("loss.backward()", "step")
 
 
 def check_recorded_steps() -> None:
-    """The first layer's input has no gradient; a backward pass's sums belong to the lines of the forward pass."""
+    """All-reduces of the backward pass have the lines of the forward pass. The input of the first layer has no gradient."""
     for fullgraph in (True, False):
         step, args = _training()
         compiled = dynaxla.compile_step(step, fullgraph=fullgraph)
         if fullgraph:
-            compiled(*args)  # the report of a step that has not run is that of its program, too
+            compiled(*args)  # a step that has not run has the same report
         (moved,) = report(compiled, *args).collectives
         assert (moved.kind, moved.axes, moved.count, moved.lines) == ("all-reduce", "tp", 3, tuple(sorted((UP, DOWN))))
 
 
 def check_eager_mode() -> None:
-    """Each op by its name, as often as it runs."""
+    """Collectives are listed by op, with the number of runs."""
     step, args = _training()
     step(*args)
-    found = report(step, *args)
-    assert [(item.program, item.kind, item.axes, item.count, item.bytes, item.lines) for item in found.collectives] == [
+    eager_report = report(step, *args)
+    assert [(item.program, item.kind, item.axes, item.count, item.bytes, item.lines) for item in eager_report.collectives] == [
         ("aten::mm", "all-reduce", "tp", 3, 3 * 8 * 16 * 4, tuple(sorted((DOWN, BACKWARD))))
     ]
-    products = next(memory for memory in found.memory if memory.program == "aten::mm")
-    assert products.runs == 11, "four, and two for each in the backward pass but for the first, whose input has no gradient"
-    assert "aten::relu" in str(found)
+    products = next(memory for memory in eager_report.memory if memory.program == "aten::mm")
+    assert products.runs == 11, "four in the forward pass, seven in the backward pass: the input of the first layer has no gradient"
+    assert "aten::relu" in str(eager_report)
 
 
 def check_lazy_mode() -> None:
@@ -88,17 +88,19 @@ def check_lazy_mode() -> None:
 
     for _ in range(2):
         lazily()
-    found = report(lazily)
-    assert [(item.program, item.kind, item.axes, item.count) for item in found.collectives] == [("recorded_ops", "all-reduce", "tp", 3)]
-    assert found.collectives[0].lines == tuple(sorted((DOWN, BACKWARD)))
-    assert len(found.memory) == 1
+    lazy_report = report(lazily)
+    assert [(item.program, item.kind, item.axes, item.count) for item in lazy_report.collectives] == [
+        ("recorded_ops", "all-reduce", "tp", 3)
+    ]
+    assert lazy_report.collectives[0].lines == tuple(sorted((DOWN, BACKWARD)))
+    assert len(lazy_report.memory) == 1
     before = dynaxla.metrics.snapshot()["compile"]
-    lazily()  # a recording that nobody looks at has the program that it had
+    lazily()  # without a report, a recording uses the earlier program
     assert dynaxla.metrics.snapshot()["compile"] == before
 
 
 def check_compiled_graphs() -> None:
-    """A program that runs twice in a call moves twice as much."""
+    """If a program runs twice in a call, its collectives count twice."""
     x = mark_sharding(torch.randn(8, 16).to("jax"), MESH, ("tp",))
 
     @torch.compile(backend="dynaxla")
@@ -115,13 +117,13 @@ def check_compiled_graphs() -> None:
 
 def check_pictures() -> None:
     step, args = _training()
-    found = report(step, *args)
+    eager_report = report(step, *args)
     with tempfile.TemporaryDirectory() as folder:
-        for ending, begins in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
+        for ending, first_bytes in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
             path = Path(folder) / f"picture.{ending}"
-            found.picture(path)
-            assert path.read_bytes().startswith(begins)
+            eager_report.picture(path)
+            assert path.read_bytes().startswith(first_bytes)
         with pytest.raises(ArgumentError, match="does not know"):
-            found.picture(Path(folder) / "picture.words")
+            eager_report.picture(Path(folder) / "picture.words")
         with mock.patch.dict(sys.modules, {"matplotlib.figure": None}), pytest.raises(ArgumentError, match="needs matplotlib"):
-            found.picture(path)
+            eager_report.picture(path)

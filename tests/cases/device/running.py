@@ -1,4 +1,4 @@
-"""How checks run what they look at: in each mode, compiled, in several threads."""
+"""Helpers that run functions in each mode, compiled, or in several threads."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MODES: dict[str, Callable[[], Any]] = {"eager": contextlib.nullcontext, "lazy": 
 
 
 def compile_anew(function: Callable[..., Any], **options: Any) -> Any:
-    """It forgets what was compiled before."""
+    """Compiles a function after clearing TorchDynamo's caches."""
     torch._dynamo.reset()
     return torch.compile(function, backend="dynaxla", options=options)
 
 
 def array_of(tensor: torch.Tensor) -> jax.Array:
-    """What is in a tensor's storage."""
+    """Returns the array in a tensor's storage."""
     array = storages.array_of(tensor.untyped_storage())
     assert array is not None
     return array
 
 
 def at_once(*jobs: Callable[[], Any]) -> list[Any]:
-    """The results of jobs that begin together, each in a thread of its own. Raises: what one of them has raised."""
+    """Runs jobs that start at the same time, each in its own thread. Returns their results, or raises an exception of a job."""
     results: dict[int, Any] = {}
     failed: list[BaseException] = []
     start = threading.Barrier(len(jobs))
@@ -55,7 +55,7 @@ def at_once(*jobs: Callable[[], Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def quick_switches() -> Iterator[None]:
-    """Inside, Python goes from one thread to another as often as it can."""
+    """Inside, Python switches between threads as often as it can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

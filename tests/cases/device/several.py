@@ -1,4 +1,4 @@
-"""With four devices, each is what "jax:0" is; and autograd finds them, also after a backward pass of before."""
+"""With four devices: ops, autograd, recordings and compiled graphs on devices other than "jax:0"."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def check_several_devices() -> None:
     assert torch.rand(2, device="jax:1").tolist() == torch.rand(2, device="jax:2").tolist()
 
 
-def check_which_device_the_module_means() -> None:
-    """Random states of checkpoints, among others, are those of the device of a `with`."""
+def check_device_context_sets_the_current_device() -> None:
+    """Random states, for instance those that a checkpoint saves, are those of the context's device."""
     states = [torch.jax.get_rng_state(index) for index in range(4)]
     torch.jax.manual_seed_all(0)
     torch.rand(2, device="jax:2")
@@ -49,16 +49,16 @@ def check_which_device_the_module_means() -> None:
 
 
 def check_backward_passes() -> None:
-    for place in ("jax:0", "jax:3"):
-        x = torch.ones(2, device=place, requires_grad=True)
+    for device in ("jax:0", "jax:3"):
+        x = torch.ones(2, device=device, requires_grad=True)
         y = torch.ones(2, device="jax:1", requires_grad=True)
-        (x * x + (y * 2).to(place)).cpu().sum().backward()
+        (x * x + (y * 2).to(device)).cpu().sum().backward()
         assert x.grad is not None
         assert y.grad is not None
-        assert (x.grad.device, x.grad.tolist(), y.grad.tolist()) == (torch.device(place), [2, 2], [2, 2])
+        assert (x.grad.device, x.grad.tolist(), y.grad.tolist()) == (torch.device(device), [2, 2], [2, 2])
 
 
-def check_each_device_has_its_recording() -> None:
+def check_each_device_has_its_own_recording() -> None:
     with dynaxla.device.lazy():
         one, three = torch.arange(3.0, device="jax:1") + 1, torch.arange(3.0, device="jax:3") * 2
         with pytest.raises(RuntimeError, match="same device"):
@@ -78,13 +78,13 @@ def check_compiled_graphs() -> None:
         return torch.arange(3, device=x.device) * x + y
 
     compiled = torch.compile(step, backend="dynaxla")
-    for place in ("jax:1", "jax:3"):
-        x, y = torch.arange(3.0).to(place), torch.zeros(3).to(place)
-        made = compiled(x, y)
-        arrays = [storages.array_of(tensor.untyped_storage()) for tensor in (made, y)]
-        assert made.device == torch.device(place)
-        assert {device.id for array in arrays if array is not None for device in array.devices()} == {made.device.index}
-        assert (made.tolist(), y.tolist()) == ([1, 2, 5], [1, 1, 1])
+    for device in ("jax:1", "jax:3"):
+        x, y = torch.arange(3.0).to(device), torch.zeros(3).to(device)
+        result = compiled(x, y)
+        arrays = [storages.array_of(tensor.untyped_storage()) for tensor in (result, y)]
+        assert result.device == torch.device(device)
+        assert {jax_device.id for array in arrays if array is not None for jax_device in array.devices()} == {result.device.index}
+        assert (result.tolist(), y.tolist()) == ([1, 2, 5], [1, 1, 1])
     with pytest.raises(RuntimeError, match="same device"):
         compiled(x, y.to("jax:0"))
     moved = torch.compile(lambda x: (x + 1).to("jax:2") * 2, backend="dynaxla")(x)

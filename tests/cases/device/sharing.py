@@ -1,4 +1,4 @@
-"""Threads that use the device side by side, and what interrupts a program in the middle."""
+"""Threads that use the device at the same time, interruptions, forked processes, and the capacity of caches."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from dynaxla.runtime import private
 from .running import at_once, quick_switches
 
 
-def check_threads_that_train() -> None:
-    """Each has a model of its own; their ops are the same, and are compiled by whichever comes first."""
+def check_training_in_several_threads() -> None:
+    """Each thread has its own model. The ops are the same, so the first thread that needs an op compiles it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 9), nn.BatchNorm1d(9), nn.Mish(), nn.Linear(9, 2)).double()
     data = torch.randn(3, 8, 5, dtype=torch.float64)
 
-    def train(place: str) -> list[list[float]]:
-        mine = copy.deepcopy(model).to(place)
-        optimizer = torch.optim.RMSprop(mine.parameters(), lr=0.01)
-        for x in data.to(place):
+    def train(device: str) -> list[list[float]]:
+        own_model = copy.deepcopy(model).to(device)
+        optimizer = torch.optim.RMSprop(own_model.parameters(), lr=0.01)
+        for x in data.to(device):
             optimizer.zero_grad()
-            mine(x).square().mean().backward()
+            own_model(x).square().mean().backward()
             optimizer.step()
-        return [parameter.detach().cpu().flatten().tolist() for parameter in mine.parameters()]
+        return [parameter.detach().cpu().flatten().tolist() for parameter in own_model.parameters()]
 
     expected = train("cpu")
-    for found in at_once(*[lambda: train("jax")] * 3):
-        for mine, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+    for results in at_once(*[lambda: train("jax")] * 3):
+        for actual_parameter, expected_parameter in zip(results, expected, strict=True):
+            torch.testing.assert_close(actual_parameter, expected_parameter, rtol=1e-8, atol=1e-10)
 
 
-def check_threads_that_write_to_parts_of_one_storage() -> None:
-    """No write is lost: not of ops, not of copies from the CPU, not of torch's kernels."""
+def check_threads_write_to_parts_of_one_storage() -> None:
+    """No write of an op, and no copy from the CPU, is lost."""
     shared = torch.zeros(6, 4).to("jax")
     host = torch.ones(4)
 
@@ -65,8 +65,8 @@ def check_threads_that_write_to_parts_of_one_storage() -> None:
     assert shared.tolist() == [[150] * 4] * 6
 
 
-def _enters_or_leaves(frame: Any) -> bool:
-    """Whether the code, or what has called it, is a context's beginning or end."""
+def _enters_or_exits_a_context(frame: Any) -> bool:
+    """True if the frame, or one of its callers, runs `__enter__` or `__exit__`."""
     while frame is not None:
         if frame.f_code.co_name in ("__enter__", "__exit__"):
             return True
@@ -75,12 +75,12 @@ def _enters_or_leaves(frame: Any) -> bool:
 
 
 def check_interruptions() -> None:
-    """An interruption at calls of Python's: each op has written all or nothing, and what comes next is as ever.
+    """If a call in Python is interrupted, each op has written everything or nothing, and later ops work.
 
-    Not at any time: `check_torch_notices_signals_where_it_asks_the_guard`. And not where a context is entered or left: Python cannot undo
-    half of it, so torch's FakeTensorMode would stay on.
+    Interruptions elsewhere are the subject of `check_signals_during_calls_of_the_device_guard`. Interruptions inside `__enter__` and
+    `__exit__` are left out: Python cannot undo half of them, so torch's FakeTensorMode would stay active.
     """
-    chance = random.Random(0)
+    generator = random.Random(0)
     total, leaf = torch.zeros(32, device="jax"), torch.ones(8, device="jax", requires_grad=True)
 
     def work(attempt: int) -> None:
@@ -90,14 +90,14 @@ def check_interruptions() -> None:
         torch.zeros(attempt + 1, device="jax").to("cpu")
         torch.full((attempt + 2,), 1.0, device="jax").add_(1)  # compiled anew
 
-    def events(attempt: int, last: int) -> int:
-        seen = 0
+    def count_calls(attempt: int, interrupted_call: int) -> int:
+        calls = 0
 
         def count(frame: Any, *_: Any) -> None:
-            nonlocal seen
+            nonlocal calls
             if frame.f_code is not registration._device_types.__code__:
-                seen += 1
-                if 0 < last <= seen and not _enters_or_leaves(frame):
+                calls += 1
+                if 0 < interrupted_call <= calls and not _enters_or_exits_a_context(frame):
                     sys.setprofile(None)
                     raise KeyboardInterrupt
 
@@ -106,25 +106,28 @@ def check_interruptions() -> None:
             work(attempt)
         finally:
             sys.setprofile(None)
-        return seen
+        return calls
 
-    length = min(events(attempt, -1) for attempt in range(60, 62))
-    stopped = 0
+    shortest = min(count_calls(attempt, -1) for attempt in range(60, 62))
+    interruptions = 0
     for attempt in range(60):
         try:
-            events(attempt, chance.randrange(1, length))
+            count_calls(attempt, generator.randrange(1, shortest))
         except KeyboardInterrupt:
-            stopped += 1
+            interruptions += 1
         values = total.tolist()
         assert values == values[:1] * 32
         assert (total + 1).tolist() == [values[0] + 1] * 32
         torch.autograd.grad((leaf * 2).sum(), leaf)
-    assert stopped > 30, stopped  # not all: how many calls an attempt makes depends on what is compiled by then
+    assert interruptions > 30, interruptions  # not all: the number of calls depends on which programs exist already
 
 
-def check_torch_notices_signals_where_it_asks_the_guard() -> None:
-    """A known limit, not in our code: pybind11 calls PyObject_Str, which looks at signals, before it asks us anything. C++ allows no
-    exception in most places where it asks. Once this fails, torch is mended: docs/device.md, "Traps", is to be changed."""
+def check_signals_during_calls_of_the_device_guard() -> None:
+    """A known limit of torch: pybind11 calls PyObject_Str, which runs signal handlers, before it calls our device guard.
+
+    C++ allows no exception in most of the places that call the guard. If this check fails, torch has fixed the limit: change
+    docs/device.md, "Traps".
+    """
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -132,13 +135,13 @@ def check_torch_notices_signals_where_it_asks_the_guard() -> None:
     reached: list[str] = []
     guard = registration._guard()
     before = signal.signal(signal.SIGALRM, interrupt)
-    asks = {"ours": guard.type_, "torch's": functools.partial(private.DeviceGuard.type_, guard)}
+    methods = {"ours": guard.type_, "torch's": functools.partial(private.DeviceGuard.type_, guard)}
     try:
-        for name, ask in asks.items():
-            steps = [  # all in C, so nobody looks at signals between them
+        for name, method in methods.items():
+            steps = [  # all in C, so Python runs no signal handler between them
                 functools.partial(signal.setitimer, signal.ITIMER_REAL, 1e-4),
                 functools.partial(sum, range(1_000_000)),
-                ask,
+                method,
                 functools.partial(reached.append, name),
             ]
             with pytest.raises(KeyboardInterrupt):
@@ -149,32 +152,38 @@ def check_torch_notices_signals_where_it_asks_the_guard() -> None:
 
 
 class _Numbers(Dataset[torch.Tensor]):
-    def __init__(self, there: torch.Tensor | None = None) -> None:
-        self.there = there
+    def __init__(self, values: torch.Tensor | None = None) -> None:
+        self.values = values
 
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((2,), float(index)) if self.there is None else self.there[index] * 2
+        return torch.full((2,), float(index)) if self.values is None else self.values[index] * 2
 
 
-def check_children() -> None:
-    """A loader's workers make tensors of the CPU; what is on the device they cannot use, and say so."""
-    with warnings.catch_warnings(action="ignore"):  # JAX's of forks
+def check_forked_processes() -> None:
+    """A data loader's workers create CPU tensors. Using a tensor of the device in a forked process raises ForkError."""
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks
         batches = list(DataLoader(_Numbers(), batch_size=3, num_workers=2, pin_memory=True))
         assert [batch.to("jax").sum().item() for batch in batches] == [6, 24]
-        there = torch.ones(6, 2).to("jax")
+        tensor = torch.ones(6, 2).to("jax")
         failed = ""
         try:
-            list(DataLoader(_Numbers(there), batch_size=3, num_workers=1))
+            list(DataLoader(_Numbers(tensor), batch_size=3, num_workers=1))
         except dynaxla.errors.ForkError as error:
             failed = str(error)
         assert "forked" in failed
-        gc.collect()  # the loader, whose end would take later children for its workers
-        for use in (lambda: there + 1, lambda: there.cpu(), lambda: there.tolist(), lambda: torch.ones(2).to("jax"), lambda: repr(there)):
-            child = os.fork()
-            if not child:
+        gc.collect()  # the loader: its finalizer would take later child processes for its workers
+        for use in (
+            lambda: tensor + 1,
+            lambda: tensor.cpu(),
+            lambda: tensor.tolist(),
+            lambda: torch.ones(2).to("jax"),
+            lambda: repr(tensor),
+        ):
+            child_pid = os.fork()
+            if not child_pid:
                 try:
                     use()
                 except dynaxla.errors.ForkError:
@@ -183,33 +192,33 @@ def check_children() -> None:
                 except BaseException as error:
                     print(type(error), error, file=sys.stderr)
                 os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        child = os.fork()
-        if not child:
-            del there
+            assert os.waitstatus_to_exitcode(os.waitpid(child_pid, 0)[1]) == 7
+        child_pid = os.fork()
+        if not child_pid:
+            del tensor
             gc.collect()
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert there.sum().item() == 12
+        assert os.waitstatus_to_exitcode(os.waitpid(child_pid, 0)[1]) == 0
+    assert tensor.sum().item() == 12
 
 
-def check_many_shapes_are_bounded() -> None:
-    """Caches have an end; and what falls out of them is compiled again."""
+def check_caches_are_bounded() -> None:
+    """Each cache has a capacity. Programs that were removed are compiled again."""
     caches = (eager_mode._programs, eager_mode._numbers, copies._programs)
-    before = [cache.capacity for cache in caches]
+    capacities = [cache.capacity for cache in caches]
     x = torch.ones(1, device="jax")
     gc.collect()
     arrays = len(jax.live_arrays())
     try:
         for cache in caches:
             cache.capacity = 5
-        for turn in range(2):
+        for round_number in range(2):
             for size in range(1, 20):
-                found = (x.expand(size) * (size + turn / 2))[size // 2 :].cpu()
-                assert found.tolist() == [size + turn / 2] * (size - size // 2)
+                result = (x.expand(size) * (size + round_number / 2))[size // 2 :].cpu()
+                assert result.tolist() == [size + round_number / 2] * (size - size // 2)
         assert [len(cache) for cache in caches] == [5, 5, 5]
     finally:
-        for cache, capacity in zip(caches, before, strict=True):
+        for cache, capacity in zip(caches, capacities, strict=True):
             cache.capacity = capacity
     gc.collect()
     assert len(jax.live_arrays()) <= arrays + 8

@@ -1,4 +1,4 @@
-"""Compiled graphs for a TPU that is the CPU: the programs are those for a TPU, without kernels that only a TPU has."""
+"""Compiled graphs for a TPU that is simulated by the CPU: programs are those for a TPU, without kernels that only a TPU has."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ BF16 = torch.bfloat16
 
 @contextlib.contextmanager
 def on_tpu() -> Iterator[list[str]]:
-    """Programs of the device are compiled as for a TPU, and are collected as StableHLO."""
+    """Inside, programs of the device are lowered as for a TPU. Yields the list of their StableHLO texts."""
     texts: list[str] = []
 
     def lower(unit: Any, traced: jax.stages.Traced) -> Any:
-        found = _lower(unit, traced)
-        texts.append(found.as_text())
-        return found
+        lowered = original_lower(unit, traced)
+        texts.append(lowered.as_text())
+        return lowered
 
-    _lower, platform_of = build.lower, devices.platform_of
+    original_lower, platform_of = build.lower, devices.platform_of
     with (
         mock.patch.object(build, "lower", lower),
         mock.patch.object(devices, "platform_of", lambda device: "tpu" if devices.is_in_xla(device) else platform_of(device)),
@@ -45,10 +45,10 @@ def on_tpu() -> Iterator[list[str]]:
 
 
 def _programs(function: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> list[str]:
-    """The programs of a function, whose results are those of the CPU."""
+    """Returns the StableHLO texts of a function's programs, and checks that the results are the CPU's."""
     with on_tpu() as texts:
-        found = compile_anew(function, **options)(*[tensor.to("jax") for tensor in tensors])
-    assert_equal(found.cpu(), function(*tensors), tolerance=(0.02, 0.02))
+        result = compile_anew(function, **options)(*[tensor.to("jax") for tensor in tensors])
+    assert_equal(result.cpu(), function(*tensors), tolerance=(0.02, 0.02))
     return texts
 
 
@@ -57,7 +57,7 @@ def check_attention_is_one_op() -> None:
     x = torch.randn(2, 4, 16, 8).to(BF16)
     (text,) = _programs(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True), x)
     assert coverage.snapshot().keys() == {"aten._scaled_dot_product_fused_attention_overrideable.default"}
-    # The form that XLA:TPU fuses: products of precision DEFAULT, one select, and it is before the maximum; the mask has rank 2.
+    # The form that XLA:TPU fuses: products of precision DEFAULT, one select before the maximum, and a mask of rank 2.
     assert "HIGHEST" not in text
     assert text.count("stablehlo.select") == 1
     assert text.index("stablehlo.select") < text.index("applies stablehlo.maximum") < text.index("stablehlo.exponential")
@@ -73,7 +73,7 @@ def check_dimensions_are_not_merged() -> None:
 
 
 class _Parts(nn.Module):
-    """Its backward pass reads parts of one value, parts of a value that it returns, and a value in another shape."""
+    """Its backward pass reads slices of a value, slices of a returned value, and a reshaped value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,21 +95,21 @@ def _results_and_gradients(function: Callable[..., tuple[torch.Tensor, ...]], mo
     return [tensor.detach().cpu() for tensor in (*results, x.grad, *(parameter.grad for parameter in model.parameters()))]
 
 
-def check_parts_of_values_are_not_saved() -> None:
-    """A program reads no part of memory at an offset, except in the value that is returned, and gradients are those of eager mode."""
+def check_slices_are_not_saved() -> None:
+    """The backward pass slices only the returned value at an offset. Gradients are those of eager mode."""
     model, x = _Parts(), torch.randn(2, 4, 8)
     expected = _results_and_gradients(model, model, x)
     model.to("jax")
     for dynamic in (False, True):
         torch._dynamo.reset()
         with on_tpu() as texts:
-            found = _results_and_gradients(torch.compile(model, backend="dynaxla", dynamic=dynamic), model, x.to("jax"))
-        assert_equal(found, expected, tolerance=(1e-5, 1e-5))
+            actual = _results_and_gradients(torch.compile(model, backend="dynaxla", dynamic=dynamic), model, x.to("jax"))
+        assert_equal(actual, expected, tolerance=(1e-5, 1e-5))
         assert texts[-1].count("stablehlo.dynamic_slice") == 1
 
 
-def check_a_changed_result_is_noticed() -> None:
-    """Also if the backward pass reads a part of the result."""
+def check_write_to_a_saved_result_raises() -> None:
+    """Autograd raises also if the backward pass reads only slices of the result."""
     layer, x = nn.Linear(8, 24).to("jax"), torch.randn(4, 8, device="jax")
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +124,7 @@ def check_a_changed_result_is_noticed() -> None:
             product.sum().backward()
 
 
-def check_a_precision_has_a_program() -> None:
+def check_each_precision_has_a_program() -> None:
     x = torch.randn(4, 4, device="jax")
     with on_tpu() as texts:
         compiled = compile_anew(lambda x: x @ x)
@@ -158,7 +158,7 @@ def check_ops_without_lowering_run_between_programs() -> None:
 
 
 class _SlowCode:
-    """A code of checks whose copy to the host takes until `arrive` is called."""
+    """The error code of checks. Its copy to the host is complete after `block_until_ready`, or once `has_arrived` is set."""
 
     def __init__(self, code: int) -> None:
         self.code, self.is_sent, self.has_arrived = code, False, False
@@ -179,14 +179,14 @@ class _SlowCode:
 
 
 def check_no_call_waits_for_checks() -> None:
-    """A failed check of an asynchronous device is raised later, and the program keeps the old values."""
+    """A failed check of an asynchronous device raises in a later call, and the program keeps the old values."""
     table, good, bad = torch.zeros(4, device="jax"), torch.tensor([1], device="jax"), torch.tensor([9], device="jax")
-    sent: list[_SlowCode] = []
+    codes: list[_SlowCode] = []
 
-    def slow(code: jax.Array) -> _SlowCode:
-        sent.append(_SlowCode(int(code)))
-        sent[-1].copy_to_host_async()
-        return sent[-1]
+    def send_slowly(code: jax.Array) -> _SlowCode:
+        codes.append(_SlowCode(int(code)))
+        codes[-1].copy_to_host_async()
+        return codes[-1]
 
     def step(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         table.add_(1)
@@ -195,15 +195,15 @@ def check_no_call_waits_for_checks() -> None:
     with (
         on_tpu() as texts,
         mock.patch.object(late_checks, "is_asynchronous", return_value=True),
-        mock.patch.object(late_checks.ArrayReports, "_send", lambda _, code: slow(code)),
+        mock.patch.object(late_checks.ArrayReports, "_send", lambda _, code: send_slowly(code)),
     ):
         compiled = compile_anew(step)
         assert compiled(table, good).tolist() == [1]
         compiled(table, bad)
-        assert len(texts) == 1, "checks have no program of their own"
+        assert len(texts) == 1, "the checks should have no program of their own"
         assert table.tolist() == [1] * 4
         assert compiled(table, good).tolist() == [2]
-        sent[0].has_arrived = sent[1].has_arrived = True
+        codes[0].has_arrived = codes[1].has_arrived = True
         with pytest.raises(IndexError, match="out of") as caught:
             compiled(table, good)
         assert "An earlier call" in caught.value.__notes__[0]

@@ -1,4 +1,4 @@
-"""Everything that reaches for a tensor's storage works, or raises; nothing crashes."""
+"""Each access to a tensor's storage works or raises. None ends the process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _tensor() -> torch.Tensor:
     return torch.arange(6.0).reshape(2, 3).to("jax")
 
 
-def check_deepcopy_keeps_what_shares_memory() -> None:
+def check_deepcopied_tensors_share_memory() -> None:
     x = _tensor()
-    made = copy.deepcopy({"whole": x, "row": x[0]})
-    made["row"].fill_(9)
-    assert made["whole"].tolist() == [[9, 9, 9], [3, 4, 5]]
+    copied = copy.deepcopy({"whole": x, "row": x[0]})
+    copied["row"].fill_(9)
+    assert copied["whole"].tolist() == [[9, 9, 9], [3, 4, 5]]
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -38,13 +38,13 @@ def check_saved_files() -> None:
     for settings in ({}, {"_use_new_zipfile_serialization": False}):
         file = io.BytesIO()
         torch.save({"x": x, "row": x[1], "p": torch.nn.Parameter(x)}, file, **settings)
-        for place, device in ((None, "jax:0"), ("cpu", "cpu")):
+        for map_location, device in ((None, "jax:0"), ("cpu", "cpu")):
             file.seek(0)
-            found = torch.load(file, map_location=place)
-            assert {str(tensor.device) for tensor in found.values()} == {device}
-            found["row"].fill_(7)
-            assert found["x"].tolist() == [[0, 1, 2], [7, 7, 7]]
-            assert isinstance(found["p"], torch.nn.Parameter)
+            loaded = torch.load(file, map_location=map_location)
+            assert {str(tensor.device) for tensor in loaded.values()} == {device}
+            loaded["row"].fill_(7)
+            assert loaded["x"].tolist() == [[0, 1, 2], [7, 7, 7]]
+            assert isinstance(loaded["p"], torch.nn.Parameter)
     file = io.BytesIO()
     torch.save(torch.ones(3), file)
     file.seek(0)
@@ -53,29 +53,29 @@ def check_saved_files() -> None:
 
 
 def check_untyped_storages() -> None:
-    made = torch.UntypedStorage(4, device="jax")
-    assert (made.nbytes(), made.tolist(), str(made.device)) == (4, [0] * 4, "jax:0")
-    made.fill_(3)
-    made[1] = 5
-    assert (made.tolist(), made[1], bytes(made), list(made)) == ([3, 5, 3, 3], 5, b"\x03\x05\x03\x03", [3, 5, 3, 3])
-    assert made.cpu().tolist() == [3, 5, 3, 3]
-    other = made.clone()
+    storage = torch.UntypedStorage(4, device="jax")
+    assert (storage.nbytes(), storage.tolist(), str(storage.device)) == (4, [0] * 4, "jax:0")
+    storage.fill_(3)
+    storage[1] = 5
+    assert (storage.tolist(), storage[1], bytes(storage), list(storage)) == ([3, 5, 3, 3], 5, b"\x03\x05\x03\x03", [3, 5, 3, 3])
+    assert storage.cpu().tolist() == [3, 5, 3, 3]
+    other = storage.clone()
     other.copy_(torch.ones(1).untyped_storage())
-    assert (other.tolist(), made.tolist()) == (torch.ones(1).untyped_storage().tolist(), [3, 5, 3, 3])
+    assert (other.tolist(), storage.tolist()) == (torch.ones(1).untyped_storage().tolist(), [3, 5, 3, 3])
     host = torch.UntypedStorage(4)
-    host.copy_(made)
+    host.copy_(storage)
     assert host.tolist() == [3, 5, 3, 3]
-    assert made.new().nbytes() == torch.UntypedStorage(device="jax").nbytes() == 0
-    assert made.data_ptr() == made._cdata != other.data_ptr()
-    assert not made.is_shared()
-    assert "jax:0" in repr(made)
+    assert storage.new().nbytes() == torch.UntypedStorage(device="jax").nbytes() == 0
+    assert storage.data_ptr() == storage._cdata != other.data_ptr()
+    assert not storage.is_shared()
+    assert "jax:0" in repr(storage)
     assert torch.TypedStorage(4, dtype=torch.float32, device="jax", _internal=True)._size() == 4
 
 
-def check_what_storages_refuse() -> None:
+def check_refused_operations() -> None:
     x, ordinary = _tensor(), torch.ones(6).untyped_storage()
     storage = x.untyped_storage()
-    refused: list[Callable[[], Any]] = [
+    operations: list[Callable[[], Any]] = [
         lambda: storage._share_fd_cpu_(), lambda: storage._share_filename_cpu_(), lambda: storage.share_memory_(), x.share_memory_,
         lambda: storage.resize_(100), lambda: storage.byteswap(torch.float32), lambda: storage._swap_data_ptr_(ordinary),
         lambda: ordinary._swap_data_ptr_(storage), lambda: storage.pin_memory(), lambda: storage[0:2], lambda: ForkingPickler.dumps(x),
@@ -88,9 +88,9 @@ def check_what_storages_refuse() -> None:
         lambda: torch.empty(2, device="jax:99"), lambda: torch.empty(2, device="meta").to("jax"),
         lambda: torch.empty(2, device="jax", pin_memory=True),
     ]  # fmt: skip
-    for ask in refused:
+    for operation in operations:
         with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, BufferError)):
-            ask()
+            operation()
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert ordinary.tolist() == torch.ones(6).untyped_storage().tolist()
 
@@ -109,7 +109,7 @@ def check_a_storage_keeps_its_array() -> None:
     assert watched() is None
 
 
-def check_sizes_and_storages() -> None:
+def check_resize_and_set() -> None:
     x = torch.arange(3.0).to("jax")
     assert x.resize_(5).tolist() == [0, 1, 2, 0, 0]
     assert x.resize_(2).tolist() == [0, 1]
@@ -127,21 +127,21 @@ def check_sizes_and_storages() -> None:
     assert x.tolist() == [0, 0]
     assert torch.empty_strided((2, 3), (1, 2), device="jax").stride() == (1, 2)
     assert torch.empty(2, 3, 4, 5, device="jax", memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
-    complicated = torch.arange(24).view(2, 3, 4).transpose(0, 2).to("jax")
-    assert complicated.stride() == (1, 4, 12)
-    assert complicated.tolist() == torch.arange(24).view(2, 3, 4).transpose(0, 2).tolist()
+    transposed = torch.arange(24).view(2, 3, 4).transpose(0, 2).to("jax")
+    assert transposed.stride() == (1, 4, 12)
+    assert transposed.tolist() == torch.arange(24).view(2, 3, 4).transpose(0, 2).tolist()
 
 
-def check_memory_that_is_not_ours_is_refused() -> None:
-    strange = torch.empty(0, device="jax")
+def check_foreign_memory_is_refused() -> None:
+    tensor = torch.empty(0, device="jax")
     storage = torch._C._construct_storage_from_data_pointer(0, torch.device("jax:0"), 8)
-    strange.set_(storage, 0, (2,), (1,))
+    tensor.set_(storage, 0, (2,), (1,))
     with pytest.raises(RuntimeError, match=r"has no jax\.Array"):
-        strange.cpu()
+        tensor.cpu()
 
 
-def check_loaders_and_others() -> None:
-    """What has nothing to do with the device is as before."""
+def check_torch_without_the_device() -> None:
+    """Data loaders, pinned memory and other backends work as without the device."""
     assert next(iter(DataLoader([torch.ones(2)] * 2, batch_size=2, pin_memory=True))).tolist() == [[1, 1], [1, 1]]
     assert next(iter(DataLoader([_tensor()[0], _tensor()[1]], batch_size=2))).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert torch.ones(2).pin_memory().tolist() == [1, 1]
@@ -187,7 +187,7 @@ def check_random_numbers() -> None:
     assert 300 < int((dropped == 0).sum()) < 700
 
 
-def check_the_module() -> None:
+def check_device_module() -> None:
     assert torch.jax.is_available()
     assert torch.jax.device_count() >= 1
     assert torch.jax.current_device() == 0

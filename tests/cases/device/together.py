@@ -1,4 +1,4 @@
-"""Eager, lazy and compiled mode on the device, used together: values are the CPU's, and nobody's array is written to or lost."""
+"""Eager, lazy and compiled mode on the device, used together: values are the CPU's, and no array is lost, or written to while in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _model() -> nn.Module:
 
 
 def check_no_write_is_lost_between_modes() -> None:
-    """Threads that write to the same storages: compiled, donating and not, in either order; in eager mode; lazily."""
+    """Threads write to the same storages: compiled, with and without donation, in either order of arguments; in eager and in lazy mode."""
 
     def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(1)
@@ -52,26 +52,26 @@ def check_no_write_is_lost_between_modes() -> None:
             x.zero_()
             y.zero_()
 
-            def many(one: torch.Tensor, other: torch.Tensor, compiled: Any = compiled) -> None:
+            def call_often(first: torch.Tensor, second: torch.Tensor, compiled: Any = compiled) -> None:
                 for _ in range(60):
-                    compiled(one, other)
+                    compiled(first, second)
 
             with quick_switches(), mode():
-                at_once(lambda many=many: many(x, y), lambda many=many: many(y, x), eager)
+                at_once(lambda call_often=call_often: call_often(x, y), lambda call_often=call_often: call_often(y, x), eager)
             assert x.tolist() == [180] * 8
             assert y.tolist() == [120] * 2 + [180] * 6
 
 
 def check_compiled_calls_among_recorded_ops() -> None:
-    """Recorded values are inputs of compiled graphs, forward and backward, which are captured meanwhile; and the reverse."""
+    """Recorded values are inputs of compiled graphs, forward and backward, and results of graphs are operands of recorded ops."""
     data, target = torch.randn(4, 5, 6).double(), torch.randn(4, 5, 3).double()
 
-    def train(place: str, compile_it: bool, mode: Callable[[], Any]) -> list[torch.Tensor]:
-        model = _model().to(place)
+    def train(device: str, compile_it: bool, mode: Callable[[], Any]) -> list[torch.Tensor]:
+        model = _model().to(device)
         forward = compile_anew(model) if compile_it else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        found = []
-        for x, y in zip(data.to(place), target.to(place), strict=True):
+        losses = []
+        for x, y in zip(data.to(device), target.to(device), strict=True):
             with mode():
                 scale = (x.abs().max() + 1).detach()
                 optimizer.zero_grad()
@@ -79,15 +79,15 @@ def check_compiled_calls_among_recorded_ops() -> None:
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                found.append(loss.detach())
-        return [tensor.detach().cpu() for tensor in [*found, *model.state_dict().values()]]
+                losses.append(loss.detach())
+        return [tensor.detach().cpu() for tensor in [*losses, *model.state_dict().values()]]
 
     expected = train("cpu", False, contextlib.nullcontext)
     for mode in MODES.values():
         assert_equal(train("jax", True, mode), expected)
 
 
-def check_breaks_of_graphs_in_lazy_mode() -> None:
+def check_graph_breaks_in_lazy_mode() -> None:
     def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         y = x * 2
         state.add_(y)
@@ -99,21 +99,21 @@ def check_breaks_of_graphs_in_lazy_mode() -> None:
     compiled = compile_anew(function)
     for value in (1.0, -1.0, 1.0):
         x, state = torch.full((3,), value), torch.zeros(3)
-        there, kept = x.to("jax"), state.to("jax")
+        x_on_device, state_on_device = x.to("jax"), state.to("jax")
         with dynaxla.device.lazy():
-            found = compiled(there + 0, kept)
-            view = kept[1:]
-            kept.mul_(2)
-        wanted = function(x, state)
-        assert_equal(found.cpu(), wanted)
+            actual = compiled(x_on_device + 0, state_on_device)
+            view = state_on_device[1:]
+            state_on_device.mul_(2)
+        expected = function(x, state)
+        assert_equal(actual.cpu(), expected)
         assert_equal(view.cpu(), state[1:] * 2)
 
 
 def check_steps_in_lazy_mode() -> None:
     data = torch.randn(4, 5, 6).double()
 
-    def train(place: str, compile_it: bool, mode: Callable[[], Any]) -> Any:
-        model = _model().to(place)
+    def train(device: str, compile_it: bool, mode: Callable[[], Any]) -> Any:
+        model = _model().to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def check_steps_in_lazy_mode() -> None:
 
         call = dynaxla.compile_step(step, fullgraph=True) if compile_it else step
         losses = []
-        for x in data.to(place):
+        for x in data.to(device):
             with mode():
                 losses.append(call(x * 2))
                 for value in model.parameters():
@@ -137,8 +137,8 @@ def check_steps_in_lazy_mode() -> None:
         assert_equal(train("jax", True, mode), expected)
 
 
-def check_what_is_recorded_reads_what_was_there() -> None:
-    """A recording has an array that a compiled program is about to write to."""
+def check_recorded_ops_read_values_from_before_a_compiled_write() -> None:
+    """A recording refers to an array to which a compiled program is about to write."""
 
     def add(x: torch.Tensor) -> None:
         x.add_(1)
@@ -158,8 +158,8 @@ def check_what_is_recorded_reads_what_was_there() -> None:
         assert x.tolist() == [value + 2 for value in before]
 
 
-def check_who_holds_a_value_keeps_it() -> None:
-    """Copies of every kind, arrays, NumPy's views of them, what is exported, and files, while programs write in place."""
+def check_held_values_do_not_change() -> None:
+    """Copies of every kind, arrays, NumPy's views of arrays, and exported arrays keep their values while programs write in place."""
 
     def add(x: torch.Tensor) -> None:
         x.add_(1)
@@ -198,11 +198,11 @@ def check_who_holds_a_value_keeps_it() -> None:
 
 
 def check_snapshots_between_steps() -> None:
-    """State dicts, files, averages of weights, views of parameters, accumulated gradients, data that is replaced."""
+    """State dicts, files, averaged weights, views of parameters, accumulated gradients, and replaced `.data`."""
     data = torch.randn(6, 5, 6).double()
 
-    def train(place: str, make: Callable[[Any], Any], mode: Callable[[], Any]) -> list[torch.Tensor]:
-        model = _model().to(place)
+    def train(device: str, make: Callable[[Any], Any], mode: Callable[[], Any]) -> list[torch.Tensor]:
+        model = _model().to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
         view = model[0].weight.detach()[1:3]
@@ -215,11 +215,11 @@ def check_snapshots_between_steps() -> None:
                 optimizer.zero_grad(set_to_none=True)
             return loss.detach()
 
-        call, kept = make(step), []
-        for index, x in enumerate(data.to(place)):
+        call, snapshots = make(step), []
+        for index, x in enumerate(data.to(device)):
             with mode():
-                kept.append(call(x, index % 2 == 1))
-                kept += [view.clone(), *({name: value.clone() for name, value in model.state_dict().items()}.values())]
+                snapshots.append(call(x, index % 2 == 1))
+                snapshots += [view.clone(), *({name: value.clone() for name, value in model.state_dict().items()}.values())]
                 average.update_parameters(model)
                 if index == 2:
                     file = io.BytesIO()
@@ -228,10 +228,10 @@ def check_snapshots_between_steps() -> None:
                     model[3].bias.data = model[3].bias.data.clone().mul_(2)
                 if index == 4:
                     file.seek(0)
-                    found = torch.load(file)
-                    model.load_state_dict(found["model"])
-                    optimizer.load_state_dict(found["optimizer"])
-        return [value.detach().cpu() for value in [*kept, view, *model.state_dict().values(), *average.state_dict().values()]]
+                    loaded = torch.load(file)
+                    model.load_state_dict(loaded["model"])
+                    optimizer.load_state_dict(loaded["optimizer"])
+        return [value.detach().cpu() for value in [*snapshots, view, *model.state_dict().values(), *average.state_dict().values()]]
 
     expected = train("cpu", lambda step: step, contextlib.nullcontext)
     for make, name in ((dynaxla.compile_step, "eager"), (dynaxla.compile_step, "lazy"), (lambda step: step, "lazy")):
@@ -239,7 +239,7 @@ def check_snapshots_between_steps() -> None:
 
 
 def check_readers_of_a_model_that_trains() -> None:
-    """One thread trains by a compiled step; others read parameters, evaluate, and take snapshots, in either mode."""
+    """One thread trains with a compiled step. Others read parameters, evaluate, and copy state dicts, in each mode."""
     for mode in MODES.values():
         model = nn.Linear(16, 16, bias=False).to("jax")
         with torch.no_grad():
@@ -247,7 +247,7 @@ def check_readers_of_a_model_that_trains() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
         def step(x: torch.Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
-            loss = -(model(x).sum())  # each number of the weight gets one more
+            loss = -(model(x).sum())  # a step adds one to each element of the weight
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -284,8 +284,8 @@ def check_readers_of_a_model_that_trains() -> None:
         assert model.weight.tolist() == [[62.0] * 16] * 16
 
 
-def check_a_program_whose_kernel_reads_the_device_does_not_block_who_records() -> None:
-    """A kernel of torch's inside a compiled program records an op, while another thread records one on what the program writes to."""
+def check_kernel_that_reads_the_device_does_not_block_recording() -> None:
+    """A torch kernel in a compiled program reads from the device while another thread records an op on a written tensor."""
     inside, recorded = threading.Event(), threading.Event()
     other = torch.ones(2, device="jax")
 
@@ -316,8 +316,8 @@ def check_a_program_whose_kernel_reads_the_device_does_not_block_who_records() -
     assert x.tolist() == [6, 6]
 
 
-def check_failures_leave_what_was_there() -> None:
-    """An index out of range, where it stands in a compiled graph, and where it is recorded before one."""
+def check_failures_write_nothing() -> None:
+    """An index is out of range in a compiled graph, or in an op that was recorded before one."""
 
     def function(table: torch.Tensor, count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         count.add_(1)
@@ -362,9 +362,9 @@ def check_hooks_that_raise_in_lazy_backward() -> None:
                 loss.backward()
             handle.remove()
             call(x).square().sum().backward()
-        own = _model()
-        own(x.cpu()).square().sum().backward()
-        assert_equal(model[0].weight.grad.cpu(), own[0].weight.grad)
+        on_cpu = _model()
+        on_cpu(x.cpu()).square().sum().backward()
+        assert_equal(model[0].weight.grad.cpu(), on_cpu[0].weight.grad)
 
 
 def _double(weight: torch.Tensor) -> None:
@@ -376,25 +376,27 @@ def _double_data(weight: torch.Tensor) -> None:
     weight.data.mul_(2)
 
 
-def check_writes_to_saved_tensors_are_noticed() -> None:
-    """Behind a write, autograd refuses a backward pass that would read what it has saved, whoever writes, and by how much ever the version
-    rises. It also rises when a graph writes through `.data`, with every compiler, and not when fused optimizers of the CPU write."""
+def check_writes_to_saved_tensors_raise() -> None:
+    """After a write to a saved tensor, autograd refuses the backward pass, in each mode, and however much the version rises.
 
-    def outcome(place: str, mode: Callable[[], Any], make: Callable[[torch.Tensor], Callable[[], Any]]) -> Any:
-        """The gradient, if there is one; the weight; what is wrong."""
-        weight = nn.Parameter(torch.arange(1.0, 4.0).to(place))
+    The version also rises if a compiled graph writes through `.data`, as with every compiler, but not if the CPU's fused optimizers write.
+    """
+
+    def outcome(device: str, mode: Callable[[], Any], make: Callable[[torch.Tensor], Callable[[], Any]]) -> Any:
+        """Returns the gradient or None, the weight, and the error message."""
+        weight = nn.Parameter(torch.arange(1.0, 4.0).to(device))
         write = make(weight)
         for _ in range(3):
             weight.grad = torch.ones_like(weight)
-            gradient, wrong = None, ""
+            gradient, message = None, ""
             with mode():
                 loss = (weight.sin() * weight).sum()
                 write()
                 try:
                     (gradient,) = torch.autograd.grad(loss, weight)
                 except RuntimeError as error:
-                    wrong = str(error)
-        return gradient if gradient is None else gradient.cpu(), weight.detach().cpu(), wrong
+                    message = str(error)
+        return gradient if gradient is None else gradient.cpu(), weight.detach().cpu(), message
 
     def step_of(weight: torch.Tensor, wrap: Callable[[Any], Any], **settings: Any) -> Callable[[], Any]:
         optimizer = torch.optim.AdamW([weight], lr=0.1, **settings)
@@ -408,32 +410,32 @@ def check_writes_to_saved_tensors_are_noticed() -> None:
 
         return wrap(step)
 
-    def plain(function: Any) -> Any:
+    def identity(function: Any) -> Any:
         return function
 
     recorded = functools.partial(dynaxla.compile_step, fullgraph=True)
 
-    def by(function: Callable[[torch.Tensor], Any], wrap: Callable[[Any], Any]) -> Any:
+    def writer(function: Callable[[torch.Tensor], Any], wrap: Callable[[Any], Any]) -> Any:
         return lambda weight: functools.partial(wrap(function), weight)
 
     writers: list[tuple[Any, Any, bool]] = [
-        (functools.partial(step_of, wrap=plain, **settings), functools.partial(step_of, wrap=wrap, **settings), True)
-        for settings in ({"foreach": True}, {"foreach": False}, {"fused": True}) for wrap in (plain, recorded)
+        (functools.partial(step_of, wrap=identity, **settings), functools.partial(step_of, wrap=wrap, **settings), True)
+        for settings in ({"foreach": True}, {"foreach": False}, {"fused": True}) for wrap in (identity, recorded)
     ]  # fmt: skip
-    writers += [(by(_double, plain), by(_double, wrap), True) for wrap in (plain, compile_anew)]
-    writers += [(by(_double_data, plain), by(_double_data, wrap), wrap is compile_anew) for wrap in (plain, compile_anew)]
-    for theirs, mine, is_refused in writers:
-        gradient, after, _ = outcome("cpu", contextlib.nullcontext, theirs)
+    writers += [(writer(_double, identity), writer(_double, wrap), True) for wrap in (identity, compile_anew)]
+    writers += [(writer(_double_data, identity), writer(_double_data, wrap), wrap is compile_anew) for wrap in (identity, compile_anew)]
+    for writer_on_cpu, writer_on_device, is_refused in writers:
+        gradient, expected_values, _ = outcome("cpu", contextlib.nullcontext, writer_on_cpu)
         for mode in MODES.values():
-            found, values, wrong = outcome("jax", mode, mine)
-            assert ("inplace operation" in wrong) == is_refused, wrong
-            torch.testing.assert_close(values, after)
+            found, values, message = outcome("jax", mode, writer_on_device)
+            assert ("inplace operation" in message) == is_refused, message
+            torch.testing.assert_close(values, expected_values)
             if not is_refused:
                 torch.testing.assert_close(found, gradient)
 
 
 def check_random_numbers_in_each_mode() -> None:
-    """A program run twice from one seed draws the same, in each mode; dropout that is recomputed is the same dropout."""
+    """Two runs from one seed draw the same numbers in each mode, and a recomputation draws the numbers of the first pass."""
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 64), nn.Dropout(0.5)).to("jax")
     x = torch.randn(4, 6).to("jax")
 
@@ -441,14 +443,14 @@ def check_random_numbers_in_each_mode() -> None:
         return checkpoint(model, x, use_reentrant=False)
 
     def draw(call: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        found = [torch.rand(3, device="jax")]
+        draws = [torch.rand(3, device="jax")]
         with torch.random.fork_rng(devices=[0], device_type="jax"):
-            found.append(torch.rand(3, device="jax"))
-        found.append(torch.rand(3, device="jax"))
+            draws.append(torch.rand(3, device="jax"))
+        draws.append(torch.rand(3, device="jax"))
         model.zero_grad()
         y = call(x)
         y.sum().backward()
-        return [*found, y.detach(), model[0].weight.grad.clone()]
+        return [*draws, y.detach(), model[0].weight.grad.clone()]
 
     for call in (model, recomputed, compile_anew(model), compile_anew(recomputed)):
         for mode in MODES.values():
@@ -457,8 +459,8 @@ def check_random_numbers_in_each_mode() -> None:
                 torch.manual_seed(5)
                 with mode():
                     runs.append(draw(call))
-            for one, other in zip(*runs, strict=True):
-                assert one.tolist() == other.tolist()
+            for first_run, second_run in zip(*runs, strict=True):
+                assert first_run.tolist() == second_run.tolist()
             assert runs[0][1].tolist() == runs[0][2].tolist()
     weight = torch.ones(64, 64, requires_grad=True, device="jax")
     for call in (lambda w: F.dropout(w, 0.5), lambda w: checkpoint(lambda v: F.dropout(v, 0.5), w, use_reentrant=False)):
@@ -499,12 +501,12 @@ def check_dropout_in_compiled_steps() -> None:
 _DTYPES = (torch.bfloat16, torch.int8, torch.bool, torch.complex64)
 
 
-def _made(dtype: torch.dtype) -> torch.Tensor:
+def _sample_values(dtype: torch.dtype) -> torch.Tensor:
     return (torch.arange(48) % 7 - 2).to(dtype) if dtype is not torch.uint8 else (torch.arange(48) % 7).to(dtype)
 
 
 def check_dtypes_and_views_in_each_mode() -> None:
-    """Read, and written to: whole, with gaps, offset, transposed, expanded, of rank 0, empty, of another dtype."""
+    """Reads and writes of views: whole, with gaps, with an offset, transposed, of rank 0, empty. Results are expanded or transposed."""
     views: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda x: x, lambda x: x[3:40:2], lambda x: x[8:].view(5, 8).t(), lambda x: x.view(6, 8)[1:5, 2:7], lambda x: x[7],
         lambda x: x[5:5],
@@ -519,17 +521,17 @@ def check_dtypes_and_views_in_each_mode() -> None:
 
         compiled = torch.compile(write, backend="dynaxla", dynamic=False)
         for view in views:
-            host = _made(dtype)
-            wanted = [*write(view(host)), host]
+            host = _sample_values(dtype)
+            expected = [*write(view(host)), host]
             for call, mode in ((write, "eager"), (write, "lazy"), (compiled, "eager"), (compiled, "lazy")):
-                there = _made(dtype).to("jax")
+                on_device = _sample_values(dtype).to("jax")
                 with MODES[mode]():
                     if mode == "lazy":
-                        there.copy_(there.clone())
-                    found = [*call(view(there)), there]
-                for one, other in zip(found, wanted, strict=True):
-                    assert one.stride() == other.stride(), (dtype, mode)
-                    assert_equal(one.cpu().contiguous(), other.contiguous())
+                        on_device.copy_(on_device.clone())
+                    actual = [*call(view(on_device)), on_device]
+                for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
+                    assert actual_tensor.stride() == expected_tensor.stride(), (dtype, mode)
+                    assert_equal(actual_tensor.cpu().contiguous(), expected_tensor.contiguous())
         torch._dynamo.reset()
 
 
@@ -540,14 +542,14 @@ def check_views_of_other_dtypes() -> None:
 
     compiled = compile_anew(write)
     host = torch.randn(8)
-    wanted = write(host.clone()), (host * -1)
+    expected = write(host.clone()), (host * -1)
     for call in (write, compiled):
         for mode in MODES.values():
-            there = host.to("jax")
+            on_device = host.to("jax")
             with mode():
-                found = call(there)
-            assert_equal(found.cpu(), wanted[0])
-            assert_equal(there.cpu(), wanted[1])
+                result = call(on_device)
+            assert_equal(result.cpu(), expected[0])
+            assert_equal(on_device.cpu(), expected[1])
 
 
 def check_sizes_that_change() -> None:
@@ -559,16 +561,16 @@ def check_sizes_that_change() -> None:
         torch._dynamo.reset()
         compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic, options=options)
         for mode in MODES.values():
-            host, there = torch.zeros(()), torch.zeros((), device="jax")
+            state, state_on_device = torch.zeros(()), torch.zeros((), device="jax")
             for size in (3, 5, 9, 4, 17):
                 x = torch.randn(size)
-                y = x.to("jax")
+                x_on_device = x.to("jax")
                 if dynamic is None:
-                    torch._dynamo.mark_dynamic(y, 0)
+                    torch._dynamo.mark_dynamic(x_on_device, 0)
                 with mode():
-                    found = compiled(y, there)
-                assert_equal(found.cpu(), function(x, host))
-                assert_equal(there.cpu(), host)
+                    result = compiled(x_on_device, state_on_device)
+                assert_equal(result.cpu(), function(x, state))
+                assert_equal(state_on_device.cpu(), state)
 
 
 def check_autocast_and_scaled_gradients() -> None:
@@ -612,11 +614,11 @@ class _Clipped(torch.autograd.Function):
         return gradient * (x.abs() < 2)
 
 
-def check_functions_of_functions() -> None:
-    """torch.func around compiled functions and inside of them; autograd functions; checkpoints."""
-    warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of autograd functions under TorchDynamo
+def check_torch_func_and_autograd_functions() -> None:
+    """torch.func around and inside compiled functions, autograd functions, and checkpoints."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch warns of autograd functions under TorchDynamo
     weight, x = torch.randn(4, 4).double(), torch.randn(5, 4).double()
-    with warnings.catch_warnings(action="ignore"):  # torch uses torch.jit.script at the first
+    with warnings.catch_warnings(action="ignore"):  # torch's first jvp uses torch.jit.script
         torch.func.jvp(torch.sin, (x,), (x,))
 
     def loss(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -632,23 +634,23 @@ def check_functions_of_functions() -> None:
     ]
     for function in functions:
         compiled = compile_anew(function)
-        wanted = function(weight, x)
+        expected = function(weight, x)
         for call in (function, compiled):
             for mode in MODES.values():
                 with mode():
-                    found = call(weight.to("jax"), x.to("jax"))
-                assert_equal(torch.utils._pytree.tree_map(torch.Tensor.cpu, found), wanted)
+                    actual = call(weight.to("jax"), x.to("jax"))
+                assert_equal(torch.utils._pytree.tree_map(torch.Tensor.cpu, actual), expected)
     for function in functions[-2:]:
         compiled = compile_anew(function)
-        own = weight.clone().requires_grad_()
-        (wanted,) = torch.autograd.grad(function(own, x).sum(), own)
+        weight_on_cpu = weight.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(function(weight_on_cpu, x).sum(), weight_on_cpu)
         for call in (function, compiled):
             for mode in MODES.values():
-                there = weight.to("jax").requires_grad_()
+                weight_on_device = weight.to("jax").requires_grad_()
                 with mode():
-                    (found,) = torch.autograd.grad(call(there, x.to("jax")).sum(), there)
-                assert_equal(found.cpu(), wanted)
+                    (actual,) = torch.autograd.grad(call(weight_on_device, x.to("jax")).sum(), weight_on_device)
+                assert_equal(actual.cpu(), expected)
     compiled = compile_anew(loss)
-    wanted = torch.func.grad(loss)(weight, x)
+    expected = torch.func.grad(loss)(weight, x)
     with dynaxla.device.lazy():
-        assert_equal(torch.func.grad(compiled)(weight.to("jax"), x.to("jax")).cpu(), wanted)
+        assert_equal(torch.func.grad(compiled)(weight.to("jax"), x.to("jax")).cpu(), expected)

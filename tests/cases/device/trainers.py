@@ -1,4 +1,4 @@
-"""What training scripts ask of a device: autocast, its module, and the rest of torch around it, as on the CPU."""
+"""Features of torch that training scripts use with a device: autocast, gradient scaling, the device module, torch.func."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from dynaxla.observe import metrics
 from dynaxla.runtime import private
 
-with warnings.catch_warnings(action="ignore"):  # a module of torch's own that warns when forward mode imports it
+with warnings.catch_warnings(action="ignore"):  # this module of torch warns when forward mode imports it
     import torch._decomp.decompositions_for_jvp
 
 
@@ -26,27 +26,27 @@ def _network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 5))
 
 
-def _close(mine: Any, theirs: Any, **tolerance: float) -> None:
-    torch.testing.assert_close(torch.utils._pytree.tree_map(lambda value: value.detach().cpu(), mine), theirs, **tolerance)
+def _close(actual: Any, expected: Any, **tolerance: float) -> None:
+    torch.testing.assert_close(torch.utils._pytree.tree_map(lambda value: value.detach().cpu(), actual), expected, **tolerance)
 
 
 def check_autocast() -> None:
-    """The dtypes are the CPU's, forward and backward; nothing of it stays."""
-    theirs = _network()
-    mine = copy.deepcopy(theirs).to("jax")
+    """Dtypes are the CPU's, forward and backward. Autocasting ends with its context."""
+    on_cpu = _network()
+    on_device = copy.deepcopy(on_cpu).to("jax")
     data = torch.randn(2, 3, 4, 4)
     for dtype in (torch.bfloat16, torch.float16):
         results: list[list[torch.Tensor]] = []
-        for model, place in ((theirs, "cpu"), (mine, "jax")):
-            x = data.to(place)
-            with torch.autocast(place, dtype=dtype):
+        for model, device in ((on_cpu, "cpu"), (on_device, "jax")):
+            x = data.to(device)
+            with torch.autocast(device, dtype=dtype):
                 y = model(x)
                 results.append([
                     y, y.softmax(-1), nn.functional.mse_loss(y, y * 2), torch.cat([y, x.flatten(1)[:, :5]]), torch.stack([y, y]),
                     y.double() @ y.double().t(), y.sum(), (x[0, 0] @ x[0, 1]).exp(), torch.fft.rfft(y.float()),
-                    nn.functional.scaled_dot_product_attention(x, x, x), y.float().prod(), torch.arange(3, device=place) * 2,
+                    nn.functional.scaled_dot_product_attention(x, x, x), y.float().prod(), torch.arange(3, device=device) * 2,
                 ])  # fmt: skip
-                with torch.autocast(place, enabled=False):
+                with torch.autocast(device, enabled=False):
                     results[-1].append(x[0, 0] @ x[0, 1])
             results[-1] += [model[4].weight @ model[4].weight.t()]
             model.zero_grad()
@@ -56,14 +56,14 @@ def check_autocast() -> None:
         assert [value.dtype for value in actual] == [value.dtype for value in expected]
         _close(actual, [value.detach() for value in expected], rtol=0.1, atol=0.05)
     with torch.autocast("jax", dtype=torch.bfloat16), torch.autocast("cpu", dtype=torch.float16):
-        assert (mine[4].weight @ mine[4].weight.t()).dtype == torch.bfloat16
-        assert (theirs[4].weight @ theirs[4].weight.t()).dtype == torch.float16
+        assert (on_device[4].weight @ on_device[4].weight.t()).dtype == torch.bfloat16
+        assert (on_cpu[4].weight @ on_cpu[4].weight.t()).dtype == torch.float16
     with pytest.warns(UserWarning, match="not supported"):
         torch.autocast("jax", dtype=torch.float64)
 
 
-def check_what_autocast_casts_for() -> None:
-    """Ops that torch adds to the CPU's list some day have to be looked at."""
+def check_autocast_covers_the_ops_of_the_cpu() -> None:
+    """Fails if torch adds ops to the CPU's list: the device needs them too."""
     names = {op._schema.name.removeprefix("aten::") for op in private.ops_with_kernel("AutocastCPU")}
     known = {op._schema.name.removeprefix("aten::") for op in private.ops_with_kernel("AutocastPrivateUse1")}
     assert names == known
@@ -72,7 +72,7 @@ def check_what_autocast_casts_for() -> None:
 
 
 def check_gradient_scaling() -> None:
-    """Steps whose gradients overflow are left out, and the scale falls."""
+    """Steps whose gradients overflow are skipped, and the scale falls."""
     model = _network().to("jax")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("jax", init_scale=8.0)
@@ -118,7 +118,7 @@ def check_streams_and_events() -> None:
         module.Event(interprocess=True)
 
 
-def check_what_the_module_tells() -> None:
+def check_device_module() -> None:
     module = torch.get_device_module("jax")
     module.reset_peak_memory_stats()
     before = module.max_memory_allocated()
@@ -151,8 +151,8 @@ def check_what_the_module_tells() -> None:
         pass
 
 
-def check_checkpoints() -> None:
-    """The second forward pass draws the numbers of the first."""
+def check_checkpointed_dropout() -> None:
+    """The recomputation draws the random numbers of the first forward pass."""
     for reentrant in (False, True):
         x = torch.ones(64, device="jax", requires_grad=True)
         y = checkpoint(lambda x: nn.functional.dropout(x * 3) * 2, x, use_reentrant=reentrant)
@@ -160,7 +160,7 @@ def check_checkpoints() -> None:
         assert torch.equal(x.grad, y.detach())
 
 
-def check_functions_of_functions() -> None:
+def check_torch_func() -> None:
     x = torch.randn(3, 4)
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -186,26 +186,23 @@ def check_functions_of_functions() -> None:
         _close(function(x.to("jax")), function(x), rtol=1e-4, atol=1e-5)
 
 
-def check_training_with_everything_around() -> None:
-    """Hooks, clipped gradients, averaged weights, a schedule, and files of the optimizer.
+def check_training_with_hooks_clipping_averages_and_files() -> None:
+    """Trains in float64: the gradient of a bias before a batch norm is only rounding error, and Adam would make full steps of float32's."""
 
-    In float64: the gradient of a bias in front of a batch norm is rounding alone, and Adam would make whole steps of float32's.
-    """
-
-    def train(place: str) -> list[Any]:
+    def train(device: str) -> list[Any]:
         torch.manual_seed(1)
-        model = _network().double().to(place)
+        model = _network().double().to(device)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
-        seen: list[torch.Tensor] = []
-        model[4].weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 0.5)
-        model[0].register_forward_hook(lambda _, given, result: seen.append(result))
+        tensors: list[torch.Tensor] = []
+        model[4].weight.register_hook(lambda gradient: tensors.append(gradient) or gradient * 0.5)
+        model[0].register_forward_hook(lambda _, inputs, result: tensors.append(result))
         for step in range(2):
             optimizer.zero_grad()
-            data = torch.linspace(-1, 1, 96, dtype=torch.float64).reshape(2, 3, 4, 4).to(place)
-            nn.functional.cross_entropy(model(data), torch.tensor([1, 3]).to(place)).backward()
-            seen.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+            data = torch.linspace(-1, 1, 96, dtype=torch.float64).reshape(2, 3, 4, 4).to(device)
+            nn.functional.cross_entropy(model(data), torch.tensor([1, 3]).to(device)).backward()
+            tensors.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
             optimizer.step()
             schedule.step()
             average.update_parameters(model)
@@ -216,11 +213,11 @@ def check_training_with_everything_around() -> None:
                 saved = torch.load(file, map_location="cpu")
                 optimizer.load_state_dict(saved["optimizer"])
                 schedule.load_state_dict(saved["schedule"])
-                assert optimizer.state[model[4].weight]["exp_avg"].device.type == place
-        return [seen, list(average.module.parameters())]
+                assert optimizer.state[model[4].weight]["exp_avg"].device.type == device
+        return [tensors, list(average.module.parameters())]
 
-    theirs = torch.utils._pytree.tree_map(lambda value: value.detach(), train("cpu"))
-    _close(train("jax"), theirs, rtol=1e-6, atol=1e-9)
+    expected = torch.utils._pytree.tree_map(lambda value: value.detach(), train("cpu"))
+    _close(train("jax"), expected, rtol=1e-6, atol=1e-9)
 
 
 def check_the_default_device() -> None:
@@ -236,7 +233,7 @@ def check_the_default_device() -> None:
     assert torch.zeros(1).device.type == "cpu"
 
 
-def check_synchronize_waits_for_results_that_nobody_holds() -> None:
+def check_synchronize_waits_for_results_without_references() -> None:
     x = torch.ones(600, 600, device="jax")
 
     def work() -> None:
@@ -249,6 +246,6 @@ def check_synchronize_waits_for_results_that_nobody_holds() -> None:
     started = time.process_time()
     work()
     torch.jax.synchronize()
-    during, started = time.process_time() - started, time.process_time()
-    time.sleep(2 * during)
-    assert time.process_time() - started < during / 4, "XLA was still computing"
+    busy_seconds, started = time.process_time() - started, time.process_time()
+    time.sleep(2 * busy_seconds)
+    assert time.process_time() - started < busy_seconds / 4, "XLA was still computing"

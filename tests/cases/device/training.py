@@ -1,4 +1,4 @@
-"""Training scripts as people write them do on the device what they do on the CPU."""
+"""Common training scripts give the same results on the device as on the CPU."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def _both(train: Callable[[str], Any]) -> Any:
-    """A training gives the same on the device and on the CPU."""
-    mine, theirs = train("jax"), train("cpu")
-    torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
-    return mine
+def _compare_with_cpu(train: Callable[[str], Any]) -> Any:
+    """Trains on the device and on the CPU, and checks that the results are the same."""
+    on_device, on_cpu = train("jax"), train("cpu")
+    torch.testing.assert_close(on_device, on_cpu, rtol=1e-8, atol=1e-10)
+    return on_device
 
 
 def _cpu(values: Any) -> Any:
@@ -46,8 +46,8 @@ def _cpu(values: Any) -> Any:
 
 
 def check_schedules_clipping_averages_and_accumulation() -> None:
-    def train(place: str) -> Any:
-        model = _network().to(place)
+    def train(device: str) -> Any:
+        model = _network().to(device)
         optimizer = torch.optim.Adam(
             [{"params": model[:5].parameters(), "weight_decay": 0.01}, {"params": model[5:].parameters(), "lr": 0.02}], lr=0.01
         )
@@ -58,7 +58,7 @@ def check_schedules_clipping_averages_and_accumulation() -> None:
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         losses, norms = [], []
         for index, (x, y) in enumerate(_batches(8)):
-            loss = nn.functional.cross_entropy(model(x.to(place)), y.to(place, non_blocking=True), label_smoothing=0.1) / 2
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device, non_blocking=True), label_smoothing=0.1) / 2
             loss.backward()
             losses.append(loss.item())
             if index % 2:
@@ -69,55 +69,55 @@ def check_schedules_clipping_averages_and_accumulation() -> None:
                 average.update_parameters(model)
         model.eval()
         with torch.inference_mode():
-            accuracy = sum((average(x.to(place)).argmax(1) == y.to(place)).sum().item() for x, y in _batches(3))
+            accuracy = sum((average(x.to(device)).argmax(1) == y.to(device)).sum().item() for x, y in _batches(3))
         return [losses, norms, accuracy, scheduler.get_last_lr(), _cpu(average.parameters()), _cpu(model.buffers())]
 
-    _both(train)
+    _compare_with_cpu(train)
 
 
 def check_resuming_from_a_checkpoint() -> None:
-    """What is saved on the device goes on there, in another file format, and on the CPU, as if nothing had been."""
+    """Training that resumes from a checkpoint, on the device or on the CPU, gives the parameters of uninterrupted training."""
 
     def state(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
 
-    def parts(place: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-        model = _network().to(place)
+    def parts(device: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        model = _network().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, amsgrad=True)
         return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, batches: Any) -> None:
-        place = next(model.parameters()).device
+        device = next(model.parameters()).device
         for x, y in batches:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x.to(place)), y.to(place)).backward()
+            nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
             optimizer.step()
             scheduler.step()
 
     batches = _batches(4)
-    whole = parts("jax")
-    steps(*whole, batches)
+    uninterrupted = parts("jax")
+    steps(*uninterrupted, batches)
     with tempfile.TemporaryDirectory() as folder:
         first = parts("jax")
         steps(*first, batches[:2])
         file = Path(folder) / "checkpoint.pt"
         torch.save(state(*first), file)
-        steps(*first, batches[2:])  # what is saved does not follow
-        for place, where in (("jax", None), ("jax", "cpu"), ("cpu", "cpu"), ("cpu", None)):
-            found = torch.load(file, map_location=where, weights_only=True)
-            again = parts(place)
-            for part, saved in zip(again, (found["model"], found["optimizer"], found["scheduler"]), strict=True):
+        steps(*first, batches[2:])  # these steps do not change the file
+        for device, map_location in (("jax", None), ("jax", "cpu"), ("cpu", "cpu"), ("cpu", None)):
+            loaded = torch.load(file, map_location=map_location, weights_only=True)
+            resumed = parts(device)
+            for part, saved in zip(resumed, (loaded["model"], loaded["optimizer"], loaded["scheduler"]), strict=True):
                 part.load_state_dict(saved)
-            steps(*again, batches[2:])
-            assert {parameter.device.type for parameter in again[0].parameters()} == {place}
-            torch.testing.assert_close(_cpu(again[0].parameters()), _cpu(whole[0].parameters()), rtol=1e-8, atol=1e-10)
+            steps(*resumed, batches[2:])
+            assert {parameter.device.type for parameter in resumed[0].parameters()} == {device}
+            torch.testing.assert_close(_cpu(resumed[0].parameters()), _cpu(uninterrupted[0].parameters()), rtol=1e-8, atol=1e-10)
         assigned = _network().to("meta")
         assigned.load_state_dict(torch.load(file, map_location="jax")["model"], assign=True)
         assert {parameter.device.type for parameter in assigned.parameters()} == {"jax"}
         mapped = torch.load(file, map_location="cpu", mmap=True)["model"]
         torch.testing.assert_close(assigned.cpu().state_dict(), dict(mapped))
     file = io.BytesIO()
-    torch.save(first[0], file)  # a module as a whole
+    torch.save(first[0], file)  # a whole module
     file.seek(0)
     torch.testing.assert_close(_cpu(torch.load(file, weights_only=False).parameters()), _cpu(first[0].parameters()))
 
@@ -131,7 +131,7 @@ class _Squares(Dataset[tuple[torch.Tensor, int]]):
 
 
 def check_loaders() -> None:
-    """Batches of a loader; of tensors that are on the device; and a sampler's."""
+    """Batches of CPU tensors, in order and shuffled, and batches of tensors on the device."""
     for loader in (
         DataLoader(_Squares(), batch_size=4, drop_last=True, pin_memory=True),
         DataLoader(_Squares(), batch_size=4, drop_last=True, shuffle=True, generator=torch.Generator().manual_seed(0)),
@@ -139,15 +139,15 @@ def check_loaders() -> None:
         for x, y in loader:
             assert (x.to("jax").sum(1).square() / 9).tolist() == y.to("jax").tolist()
     data = TensorDataset(torch.arange(6.0).to("jax"), torch.arange(6).to("jax"))
-    found = [(x.device.type, x.tolist(), y.tolist()) for x, y in DataLoader(data, batch_size=3)]
-    assert found == [("jax", [0, 1, 2], [0, 1, 2]), ("jax", [3, 4, 5], [3, 4, 5])]
+    batches = [(x.device.type, x.tolist(), y.tolist()) for x, y in DataLoader(data, batch_size=3)]
+    assert batches == [("jax", [0, 1, 2], [0, 1, 2]), ("jax", [3, 4, 5], [3, 4, 5])]
 
 
-def check_losses_of_a_closure() -> None:
-    def train(place: str) -> Any:
-        model = _network().to(place)
+def check_lbfgs_with_a_closure() -> None:
+    def train(device: str) -> Any:
+        model = _network().to(device)
         (batch,) = _batches(1)
-        x, y = (tensor.to(place) for tensor in batch)
+        x, y = (tensor.to(device) for tensor in batch)
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, line_search_fn="strong_wolfe")
 
         def closure() -> torch.Tensor:
@@ -158,40 +158,42 @@ def check_losses_of_a_closure() -> None:
 
         return [optimizer.step(closure).item() for _ in range(2)]
 
-    _both(train)
+    _compare_with_cpu(train)
 
 
 def check_checkpointed_layers_hooks_and_penalties() -> None:
-    def train(place: str) -> Any:
-        model = _network().to(place)
+    def train(device: str) -> Any:
+        model = _network().to(device)
         model.requires_grad_(True)
-        seen: list[float] = []
+        sums: list[float] = []
         model[5].weight.register_hook(lambda gradient: gradient * 2)
-        model[6].register_full_backward_hook(lambda module, taken, given: seen.append(given[0].sum().item()))
-        model[7].register_forward_hook(lambda module, taken, result: result * 1.5)
-        x, y = (tensor.to(place) for tensor in _batches(1)[0])
+        model[6].register_full_backward_hook(
+            lambda module, inputs_gradient, outputs_gradient: sums.append(outputs_gradient[0].sum().item())
+        )
+        model[7].register_forward_hook(lambda module, inputs, result: result * 1.5)
+        x, y = (tensor.to(device) for tensor in _batches(1)[0])
         x.requires_grad_()
         hidden = checkpoint(model[:5], x, use_reentrant=False)
         loss = nn.functional.cross_entropy(model[5:](hidden), y)
-        (of_input,) = torch.autograd.grad(loss, x, create_graph=True)
-        (loss + of_input.square().sum()).backward()
-        return [seen, _cpu(parameter.grad for parameter in model.parameters()), _cpu([x.grad])]
+        (input_gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + input_gradient.square().sum()).backward()
+        return [sums, _cpu(parameter.grad for parameter in model.parameters()), _cpu([x.grad])]
 
-    _both(train)
+    _compare_with_cpu(train)
 
 
 def check_frozen_tied_and_reset_parameters() -> None:
-    def train(place: str) -> Any:
+    def train(device: str) -> Any:
         torch.manual_seed(0)
         model = nn.ModuleDict({"embed": nn.Embedding(9, 4, padding_idx=0, max_norm=2.0), "body": nn.GRU(4, 4, batch_first=True)}).double()
         head = nn.Linear(4, 9, bias=False).double()
         head.weight = model["embed"].weight
         model["head"] = head
-        model = model.to(place)
+        model = model.to(device)
         assert model["head"].weight is model["embed"].weight
         model["body"].weight_hh_l0.requires_grad_(False)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, nesterov=True)
-        words = torch.tensor([[1, 2, 0], [3, 1, 4]], device=place)
+        words = torch.tensor([[1, 2, 0], [3, 1, 4]], device=device)
         losses = []
         for step in range(3):
             hidden, _ = model["body"](model["embed"](words))
@@ -206,11 +208,11 @@ def check_frozen_tied_and_reset_parameters() -> None:
                     nn.init.constant_(model["body"].bias_ih_l0, 0.1)
         return [losses, _cpu(model.parameters())]
 
-    _both(train)
+    _compare_with_cpu(train)
 
 
 def check_recurrent_layers() -> None:
-    def run(place: str) -> Any:
+    def run(device: str) -> Any:
         torch.manual_seed(0)
         x = torch.randn(2, 3, 4, dtype=torch.float64)
         layers = [
@@ -218,22 +220,22 @@ def check_recurrent_layers() -> None:
             nn.GRU(4, 3, bias=False, batch_first=True),
             nn.GRU(4, 3, 2), nn.RNN(4, 3, nonlinearity="relu"), nn.GRUCell(4, 3), nn.LSTMCell(4, 3), nn.RNNCell(4, 3),
         ]  # fmt: skip
-        found = []
+        tensors = []
         for layer in layers:
-            layer = layer.double().to(place)
-            given = (x[0] if isinstance(layer, nn.RNNCellBase) else x).to(place)
-            results = pytree.tree_leaves(layer(given))
+            layer = layer.double().to(device)
+            x_of_layer = (x[0] if isinstance(layer, nn.RNNCellBase) else x).to(device)
+            results = pytree.tree_leaves(layer(x_of_layer))
             torch.stack([result.cos().sum() for result in results]).sum().backward()
-            found += _cpu([*results, *(parameter.grad for parameter in layer.parameters())])
-        packed = nn.utils.rnn.pack_padded_sequence(x.to(place), torch.tensor([3, 2]), batch_first=True)
+            tensors += _cpu([*results, *(parameter.grad for parameter in layer.parameters())])
+        packed = nn.utils.rnn.pack_padded_sequence(x.to(device), torch.tensor([3, 2]), batch_first=True)
         hidden, _ = nn.utils.rnn.pad_packed_sequence(layers[3](packed)[0])
-        return [*found, *_cpu([hidden])]
+        return [*tensors, *_cpu([hidden])]
 
-    _both(run)
+    _compare_with_cpu(run)
 
 
 def check_modules_keep_their_parameters_when_they_move() -> None:
-    """Tied weights stay tied; optimizers, attributes, lists and gradients of before are of the same parameters."""
+    """Tied weights stay tied. Optimizers, attributes, lists and gradients still belong to the same parameters."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[2].weight = model[0].weight
     model[0].bias.requires_grad_(False)
@@ -243,12 +245,12 @@ def check_modules_keep_their_parameters_when_they_move() -> None:
     model(torch.randn(4, 3)).cos().sum().backward()
     expected = copy.deepcopy(model)
     gradient = before[0].grad.clone()
-    for place in ("jax", "cpu", "jax"):
-        model.to(place)
+    for device in ("jax", "cpu", "jax"):
+        model.to(device)
         assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
         assert model[2].weight is model[0].weight is before[0]
         assert [(p.device.type, type(p), p.requires_grad) for p in before] == [
-            (place, nn.Parameter, p.requires_grad) for p in expected.parameters()
+            (device, nn.Parameter, p.requires_grad) for p in expected.parameters()
         ]
         assert before[0].name_of_mine == "tied"
         assert before[1].grad is None
@@ -261,35 +263,35 @@ def check_modules_keep_their_parameters_when_they_move() -> None:
     assert empty.weight.device.type == "jax"
     scripted, x = torch.jit.script(nn.Linear(2, 3)), torch.randn(4, 2)
     weight, expected_values = scripted.weight, scripted(x)
-    for place in ("jax", "cpu"):
-        assert scripted.to(place).weight is weight
-        torch.testing.assert_close(scripted(x.to(place)).cpu(), expected_values)
+    for device in ("jax", "cpu"):
+        assert scripted.to(device).weight is weight
+        torch.testing.assert_close(scripted(x.to(device)).cpu(), expected_values)
 
 
 def check_every_optimizer() -> None:
-    """Two steps of each, one by one and several at once; state on the device."""
-    made: dict[str, dict[str, Any]] = {
+    """Two steps of each optimizer, with and without foreach. The state is on the device."""
+    settings: dict[str, dict[str, Any]] = {
         "Adadelta": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "AdamW": {}, "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {},
         "RMSprop": {"centered": True, "momentum": 0.9}, "Rprop": {}, "SGD": {"momentum": 0.9, "dampening": 0.1},
     }  # fmt: skip
 
-    def train(place: str, name: str, foreach: bool) -> Any:
-        weights = [torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3).to(place), torch.ones(4, dtype=torch.float64).to(place)]
+    def train(device: str, name: str, foreach: bool) -> Any:
+        weights = [torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3).to(device), torch.ones(4, dtype=torch.float64).to(device)]
         weights = [nn.Parameter(weight) for weight in weights]
-        optimizer = getattr(torch.optim, name)(weights, lr=0.1, foreach=foreach, **made[name])
+        optimizer = getattr(torch.optim, name)(weights, lr=0.1, foreach=foreach, **settings[name])
         for step in range(2):
             for weight in weights:
                 weight.grad = (weight.detach() + step).cos()
             optimizer.step()
-        again = copy.deepcopy(optimizer.state_dict())
-        optimizer.load_state_dict(again)
-        kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
-        assert {value.device.type for value in kept} <= {place}
-        return _cpu([*weights, *kept])
+        state_dict = copy.deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(state_dict)
+        slots = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
+        assert {value.device.type for value in slots} <= {device}
+        return _cpu([*weights, *slots])
 
-    for name in made:
+    for name in settings:
         for foreach in (False, True):
-            _both(lambda place, name=name, foreach=foreach: train(place, name, foreach))
+            _compare_with_cpu(lambda device, name=name, foreach=foreach: train(device, name, foreach))
 
 
 def check_mixed_training_and_evaluation() -> None:
@@ -311,12 +313,12 @@ def check_mixed_training_and_evaluation() -> None:
                 assert torch.equal(model(x), model(x))
                 yield nn.functional.mse_loss(model(x), y).item()
 
-    found = []
+    seen_losses = []
     for loss in losses():
-        found.append(loss)
-        if loss < 0.5 or len(found) == 60:
+        seen_losses.append(loss)
+        if loss < 0.5 or len(seen_losses) == 60:
             break
-    assert found[-1] < 0.5 < found[0]
+    assert seen_losses[-1] < 0.5 < seen_losses[0]
     model.train()
     assert not torch.equal(model(x), model(x))
 

@@ -1,5 +1,7 @@
-"""Torch's functions and JAX's in each other: {plain, compiled} x {jit, grad, vmap, jit of grad} x {a torch function, one with a JAX
-function in it, that one inside a JAX function}."""
+"""Torch functions in JAX functions and the reverse, plain and compiled, with jit, grad, vmap and combinations of these.
+
+The functions are a torch function, a torch function that calls a JAX function, and the latter in a JAX function.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +35,30 @@ def with_jax(x: torch.Tensor) -> torch.Tensor:
 
 
 def reference(function: Callable[..., Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The value, and the gradient of its sum, by torch on the CPU."""
+    """Returns the value, and the gradient of its sum, from torch on the CPU."""
     x = torch.from_numpy(X.copy()).requires_grad_()
     value = function(x)
     (gradient,) = torch.autograd.grad(value.sum(), x)
     return value.detach().numpy(), gradient.numpy()
 
 
-def check_the_matrix() -> None:
+def check_functions_and_transformations() -> None:
     functions: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         "torch": (plain, plain),
         "jax in torch": (with_jax, with_jax),
         "jax in torch in jax": (with_jax, lambda x: with_jax(x * 2) / 3),
     }
-    for (name, (function, expected)), compiles in itertools.product(functions.items(), (False, True)):
+    for (name, (function, reference_function)), compiles in itertools.product(functions.items(), (False, True)):
         in_torch = torch.compile(function, backend="dynaxla", fullgraph=True) if compiles else function
         in_jax = to_jax(in_torch, device="jax")
         called = (lambda x, f=in_jax: f(x * 2) / 3) if name == "jax in torch in jax" else in_jax
-        value, gradient = reference(expected)
+        value, gradient = reference(reference_function)
 
         def total(x: Any, called: Any = called) -> Any:
             return called(x).sum()
 
         batch = jnp.stack([X, X])
-        for title, found, right in (
+        for title, actual, expected in (
             ("jit", jax.jit(called)(X), value),
             ("grad", jax.grad(total)(X), gradient),
             ("vmap", jax.vmap(called)(batch)[1], value),
@@ -64,10 +66,10 @@ def check_the_matrix() -> None:
             ("vmap of grad", jax.vmap(jax.grad(total))(batch)[1], gradient),
             ("plain", called(X), value),
         ):
-            np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-4, err_msg=f"{name}, compiled={compiles}, {title}")
+            np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4, err_msg=f"{name}, compiled={compiles}, {title}")
 
 
-def check_it_is_part_of_one_program() -> None:
+def check_compiled_function_is_part_of_one_program() -> None:
     compiled = torch.compile(plain, backend="dynaxla", fullgraph=True)
     before = metrics.counter_value("UncachedCompile")
     text = jax.jit(to_jax(compiled, device="jax")).lower(X).as_text()
@@ -75,7 +77,7 @@ def check_it_is_part_of_one_program() -> None:
     assert metrics.counter_value("UncachedCompile") == before
 
 
-def check_torch_differentiates() -> None:
+def check_gradients_are_those_of_autograd() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             constant = x * 2
@@ -89,7 +91,7 @@ def check_torch_differentiates() -> None:
     np.testing.assert_allclose(jax.grad(complex_numbers)(z), jax.grad(lambda z: (z * z.conj()).real.sum() + z.imag.sum())(z), rtol=1e-5)
 
 
-def check_borders_by_hand() -> None:
+def check_as_torch_and_as_jax() -> None:
     def function(x: Any) -> Any:
         return as_jax(plain(as_torch(x)))
 
@@ -112,26 +114,26 @@ def check_views_writes_and_new_tensors() -> None:
     expected[:3, 0] += np.arange(3)
     for called in (function, torch.compile(function, backend="dynaxla")):
         np.testing.assert_allclose(jax.jit(to_jax(called, device="jax"))(X), expected, rtol=1e-6)
-        np.testing.assert_allclose(function(torch.from_numpy(X).to("jax")).cpu(), expected, rtol=1e-6)  # nothing of the trace is left
+        np.testing.assert_allclose(function(torch.from_numpy(X).to("jax")).cpu(), expected, rtol=1e-6)  # no tracer is left
 
 
-def check_what_cannot_be() -> None:
-    kept: list[torch.Tensor] = []
-    jax.jit(to_jax(lambda x: kept.append(x) or x * 2, device="jax"))(X)
+def check_errors() -> None:
+    leaked: list[torch.Tensor] = []
+    jax.jit(to_jax(lambda x: leaked.append(x) or x * 2, device="jax"))(X)
     compiled = torch.compile(plain, backend="dynaxla")
     for use in (lambda x: x + 1, compiled):
         with pytest.raises(UnsupportedTensor, match="used outside of the JAX function"):
-            use(kept[0])
-    for look in (torch.Tensor.cpu, lambda x: x.sum().item(), lambda x: bool((x > 0).all())):
+            use(leaked[0])
+    for read in (torch.Tensor.cpu, lambda x: x.sum().item(), lambda x: bool((x > 0).all())):
         with pytest.raises(UnsupportedTensor, match="holds a tracer"):
-            jax.jit(to_jax(lambda x, look=look: look(x) and x, device="jax"))(X)
-    for draws in (
+            jax.jit(to_jax(lambda x, read=read: read(x) and x, device="jax"))(X)
+    for function in (
         torch.rand_like,
         lambda x: x + torch.rand(4, device="jax"),
         torch.compile(torch.nn.functional.dropout, backend="dynaxla"),
     ):
         with pytest.raises(UnsupportedOp, match="draws random numbers"):
-            jax.jit(to_jax(draws, device="jax"))(X)
+            jax.jit(to_jax(function, device="jax"))(X)
     with pytest.raises(TypeError, match="not a tensor"):
         to_jax(lambda x: 3, device="jax")(X)
     with pytest.raises(UnsupportedTensor, match="64-bit types are off"):
@@ -140,11 +142,11 @@ def check_what_cannot_be() -> None:
         assert to_jax(lambda x: x.argmax(), device="jax")(X).dtype == np.int64
     with pytest.raises(UnsupportedTensor, match="a result is on cpu"):
         to_jax(lambda x: torch.ones(2), device="jax")(X)
-    with dynaxla.device.lazy():  # what holds tracers is not recorded
+    with dynaxla.device.lazy():  # ops on tracers are not recorded
         np.testing.assert_allclose(jax.jit(to_jax(plain, device="jax"))(X), reference(plain)[0], rtol=1e-5)
 
 
-def check_jax_functions_of_tensors_of_the_device() -> None:
+def check_jax_functions_of_device_tensors() -> None:
     for called in (cubed, torch.compile(cubed, backend="dynaxla", fullgraph=True)):
         x = torch.from_numpy(X.copy()).to("jax").requires_grad_()
         result = called(x)
@@ -156,12 +158,12 @@ def check_jax_functions_of_tensors_of_the_device() -> None:
     np.testing.assert_allclose(lazily.cpu(), ((X + 1) ** 3 + 1) * 2, rtol=1e-5)
 
 
-def check_sharing() -> None:
+def check_arrays_are_shared() -> None:
     array = jnp.asarray(X) + 0
     tensor = as_torch(array, "jax")
     assert as_jax(tensor) is array
     tensor.mul_(2)
-    np.testing.assert_array_equal(array, X)  # arrays are constant
+    np.testing.assert_array_equal(array, X)  # arrays are immutable
     np.testing.assert_array_equal(as_jax(tensor), 2 * X)
     np.testing.assert_array_equal(as_jax(tensor.t()[1:]), 2 * X.T[1:])
     np.testing.assert_array_equal(as_jax(torch.from_numpy(X[:2] + 1j).to("jax").conj()), X[:2] - 1j)

@@ -1,4 +1,4 @@
-"""With one device: programs for meshes of devices that are not there are compiled, and not run."""
+"""With one device: programs for virtual meshes, whose devices do not exist, are compiled but not run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _model() -> nn.Module:
     return shard_module(nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)), MESH, SPECS)
 
 
-def check_a_step_does_not_run() -> None:
-    """Neither parameters nor optimizer state change, which lies as the parameters do; afterwards the step is what it was."""
+def check_report_without_running_a_step() -> None:
+    """Parameters and optimizer state, which is sharded as the parameters are, do not change. Afterwards the step works."""
     model = _model()
     x = mark_sharding(torch.randn(2048, 64).to("jax"), MESH, ("data",))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -42,11 +42,11 @@ def check_a_step_does_not_run() -> None:
         return loss.detach()
 
     for _ in range(2):
-        found = sharding.report(step, x, run=False)
-    assert found.count("all-reduce") + found.count("reduce-scatter") >= 1
-    assert {item.axes for item in found.collectives} <= {"data", "model", "data, model"}
+        report = sharding.report(step, x, run=False)
+    assert report.count("all-reduce") + report.count("reduce-scatter") >= 1
+    assert {item.axes for item in report.collectives} <= {"data", "model", "data, model"}
     weights = 2 * 64 * 128 * 4
-    (memory,) = found.memory
+    (memory,) = report.memory
     assert 3 * weights // 256 < memory.arguments < 3 * weights // 256 + x.nbytes // 64 + 4096  # Adam has two of each
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter.detach().cpu(), old)
@@ -55,7 +55,7 @@ def check_a_step_does_not_run() -> None:
     assert not torch.equal(next(model.parameters()).detach().cpu(), before[0])
 
 
-def check_max_pooling_moves_nothing() -> None:
+def check_max_pooling_stays_on_each_device() -> None:
     """Each device pools its part of the batch, forward and backward."""
     model = shard_module(nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(4 * 4 * 4, 5)), MESH, {})
     x = mark_sharding(torch.randn(64, 3, 9, 9).to("jax"), MESH, ("data",))
@@ -64,27 +64,27 @@ def check_max_pooling_moves_nothing() -> None:
     def step() -> None:
         model(x).square().mean().backward()
 
-    found = sharding.report(step, run=False)
-    assert {item.kind for item in found.collectives} == {"all-reduce"}, found
+    report = sharding.report(step, run=False)
+    assert {item.kind for item in report.collectives} == {"all-reduce"}, report
 
 
 def check_both_passes() -> None:
-    """What the forward pass keeps is planned for the backward pass as XLA has laid it."""
+    """The backward pass is compiled for saved values with the shardings that XLA chose in the forward pass."""
     model, x = _model(), mark_sharding(torch.randn(64, 64).to("jax"), MESH, ("data",))
     compiled = torch.compile(model, backend="dynaxla")
 
     def passes() -> None:
         compiled(x).sum().backward()
 
-    found = sharding.report(passes, run=False)
-    assert [memory.program.rpartition("_")[2] for memory in found.memory] == ["forward", "backward"]
-    assert found.count("collective-permute") == found.count("all-to-all") == 0
+    report = sharding.report(passes, run=False)
+    assert [memory.program.rpartition("_")[2] for memory in report.memory] == ["forward", "backward"]
+    assert report.count("collective-permute") == report.count("all-to-all") == 0
     model.zero_grad()
     torch.testing.assert_close(compiled(x), model(x))
 
 
-def check_constraints() -> None:
-    """Of a virtual mesh they mean something where a program is compiled to be looked at."""
+def check_sharding_constraints() -> None:
+    """A constraint on a virtual mesh affects only programs that are compiled for a report."""
     host = torch.randn(64, 64)
     x = mark_sharding(host.to("jax"), MESH, ("data",))
 
@@ -101,8 +101,8 @@ def check_constraints() -> None:
     torch.testing.assert_close(result.cpu(), host * 2 + 1)
 
 
-def check_a_topology() -> None:
-    """Programs are compiled for a topology's devices. Before and after, the same functions have programs for this machine."""
+def check_programs_for_a_topology() -> None:
+    """A report for a topology compiles programs for its devices. Reports before and after it are for this machine."""
     topology = stand_in_topology(256)
     model, host = _model(), torch.randn(2048, 64)
     x = mark_sharding(host.to("jax"), MESH, ("data",))
@@ -116,19 +116,19 @@ def check_a_topology() -> None:
     for function in (passes, step):
         virtual = sharding.report(function, run=False)
         with mock.patch.object(topologies, "topology", return_value=topology), recorded_runs() as runs:
-            found = sharding.report(function, run=False, topology=topology.name)
+            for_topology = sharding.report(function, run=False, topology=topology.name)
         assert all(set(run.program.mesh.devices.flat) == set(topology.devices) for run in runs if run.program is not None)
-        again = sharding.report(function, run=False)
-        assert {item.axes for item in found.collectives} <= {"data", "model", "data, model"}
-        for one, other in ((virtual, found), (found, again)):
-            assert [(item.kind, item.axes, item.count) for item in one.collectives] == [
-                (item.kind, item.axes, item.count) for item in other.collectives
+        virtual_again = sharding.report(function, run=False)
+        assert {item.axes for item in for_topology.collectives} <= {"data", "model", "data, model"}
+        for first, second in ((virtual, for_topology), (for_topology, virtual_again)):
+            assert [(item.kind, item.axes, item.count) for item in first.collectives] == [
+                (item.kind, item.axes, item.count) for item in second.collectives
             ]
     model.zero_grad()
     torch.testing.assert_close(compiled(x * 2), expected)
 
 
-def check_a_topology_for_one_device() -> None:
+def check_one_device_of_a_topology() -> None:
     topology = stand_in_topology(4)
     x = torch.randn(8, 16, device="jax")
     compiled = torch.compile(lambda x: x @ x.T, backend="dynaxla")
@@ -144,8 +144,8 @@ def check_a_topology_for_one_device() -> None:
     torch.testing.assert_close(compiled(x).cpu(), x.cpu() @ x.cpu().T)
 
 
-def check_a_precision_has_a_program_for_a_topology() -> None:
-    """TorchDynamo guards the setting, so no program for TPUs outlives a change."""
+def check_each_precision_has_a_program_for_a_topology() -> None:
+    """TorchDynamo guards the setting: an earlier program is used only if its precision is set again."""
     topology = dataclasses.replace(stand_in_topology(4), platform="tpu")
     x = torch.randn(8, 8, device="jax")
     compiled = torch.compile(lambda x: x @ x, backend="dynaxla")
@@ -168,7 +168,7 @@ def stand_in_topology(count: int) -> topologies.Topology:
     return topologies.Topology("cpu", "stand-in", devices)
 
 
-def check_that_it_is_said() -> None:
+def check_error_messages() -> None:
     x = mark_sharding(torch.ones(64, 64, device="jax"), MESH, ("data",))
     with pytest.raises(ArgumentError, match=r"(?s)no program on several devices.*run=False"):
         sharding.report(torch.compile(lambda x: x * 2, backend="dynaxla"), x)
@@ -180,7 +180,7 @@ def check_that_it_is_said() -> None:
     assert sharding.sharding_of(x) is None
 
 
-def check_nothing_is_left_behind() -> None:
+def check_settings_of_the_process_are_unchanged() -> None:
     assert "XLA_FLAGS" not in os.environ
     assert len(jax.devices()) == 1
     assert jax.config.jax_enable_x64 is False

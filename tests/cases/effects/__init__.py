@@ -1,4 +1,4 @@
-"""Steps whose Python has effects, or looks at values, for tests/training/test_effects.py."""
+"""Training steps whose Python code has side effects or reads values, for tests/training/test_effects.py."""
 
 from cases.effects import effects as effects
 from cases.effects import tensors as tensors

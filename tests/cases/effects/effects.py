@@ -1,4 +1,4 @@
-"""Steps whose Python does something besides computing: it prints, counts, schedules, averages, draws, looks at values."""
+"""Training steps whose Python code prints, logs values, counts, schedules, averages, or draws random numbers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def lbfgs() -> tuple[World, Step]:
 
 @case
 def drops() -> tuple[World, Step]:
-    """torch draws the numbers, so they are eager mode's."""
+    """torch draws the numbers, so they are those of eager mode."""
     here = world(dropout=0.5)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ def drops() -> tuple[World, Step]:
 
 @case
 def checkpoints() -> tuple[World, Step]:
-    """The same activations are dropped in the second run."""
+    """The recomputation drops the same activations."""
     here = world(dropout=0.5)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

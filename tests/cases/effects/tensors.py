@@ -1,4 +1,4 @@
-"""Steps that use tensors in ways which a program cannot repeat, or easily gets wrong: memory, graphs, numbers, views."""
+"""Training steps that use tensors in ways that a program cannot repeat, or easily gets wrong: memory, graphs, numbers, views."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reads_memory() -> tuple[World, Step]:
 
 
 @case
-def chance() -> tuple[World, Step]:
+def python_random_numbers() -> tuple[World, Step]:
     here = world()
     here.more["random"] = random.Random(3)
 
@@ -67,7 +67,7 @@ def chance() -> tuple[World, Step]:
 
 @case
 def writes_between() -> tuple[World, Step]:
-    """Writes to what is alive, before and after values are looked at, through views, and to what autograd has saved elsewhere."""
+    """Writes to live tensors before and after their values are read, through views, and to tensors that autograd has saved."""
     here = world()
     here.more["sums"] = torch.zeros(3, 4)
 
@@ -149,7 +149,7 @@ def fails_at_times() -> tuple[World, Step]:
 def compiled_inside() -> tuple[World, Step]:
     here = world()
     compiled = torch.compile(here.model, backend="dynaxla")
-    compiled(torch.randn(5, 6)).sum().backward()  # it has programs already
+    compiled(torch.randn(5, 6)).sum().backward()  # so programs exist already
     here.optimizer.zero_grad()
     whole = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
 
@@ -184,7 +184,7 @@ def nested() -> tuple[World, Step]:
 
 @case
 def keeps_graphs() -> tuple[World, Step]:
-    """Results with a graph behind them stay in Python's hands from call to call."""
+    """Results with an autograd graph stay alive from call to call."""
     here = world()
     here.more["state"] = torch.zeros(5, 4)
 
@@ -244,7 +244,7 @@ def sets_data() -> tuple[World, Step]:
 
 @case
 def changes_indices() -> tuple[World, Step]:
-    """A number that says where to read is another one at every call."""
+    """A Python number that is an index changes at each call."""
     here = world()
     here.more["at"] = 0
 
@@ -260,14 +260,14 @@ def changes_indices() -> tuple[World, Step]:
 
 @case
 def changes_numbers() -> tuple[World, Step]:
-    """Of every kind, where ATen takes numbers: some become inputs, some cannot."""
+    """Python numbers that change, for each kind of argument of ATen ops: some become inputs, some cannot."""
     here = world()
     here.more["calls"] = 0
 
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
         here.more["calls"] += 1
         calls, part = here.more["calls"], 0.1 * here.more["calls"]
-        made = [
+        results = [
             torch.full_like(x, calls, dtype=torch.int64),
             torch.full_like(x, part),
             torch.div(x, part, rounding_mode="floor"),
@@ -283,11 +283,11 @@ def changes_numbers() -> tuple[World, Step]:
             part - x,
             x.clone().fill_(part).sub_(calls),
         ]
-        made += torch._foreach_mul([x, y], [part, 2 * part])
-        here.log.append(made[0].sum().item())
+        results += torch._foreach_mul([x, y], [part, 2 * part])
+        here.log.append(results[0].sum().item())
         loss = loss_of(here, x, y) * part
         train(here, loss)
-        return [loss, *made]
+        return [loss, *results]
 
     return here, step
 
@@ -315,7 +315,7 @@ def in_half() -> tuple[World, Step]:
 
 @case
 def fills_and_conjugates() -> tuple[World, Step]:
-    """Results in tensors that grow for them, and writes through conjugates."""
+    """Results with `out` tensors that are resized, and writes through conjugates."""
     here = world()
 
     def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The objects around a step, and the cases by name: each is made twice, for eager mode and for compile_step."""
+"""The objects that a training step uses, and the cases by name. Each case is made twice, for eager mode and for compile_step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
 @dataclass
 class World:
-    """What a step has around it. Attributes: log (what it says); more (other state, compared by its state_dict or value)."""
+    """The objects that a step uses.
+
+    Attributes:
+        log: Values that the step notes.
+        more: Other state, compared by its state_dict or value.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -24,7 +29,7 @@ class World:
 
 
 def net(dropout: float = 0.0) -> nn.Module:
-    # No bias before the batch norm: its gradient would be nothing but rounding.
+    # No bias before the batch norm: its gradient would be only rounding error.
     return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 4))
 
 
@@ -48,6 +53,7 @@ CASES: dict[str, Callable[[], tuple[World, Step]]] = {}
 
 
 def case(function: Callable[[], tuple[World, Step]]) -> Callable[[], tuple[World, Step]]:
+    """Adds the decorated function to the cases."""
     CASES[function.__name__] = function
     return function
 

@@ -1,13 +1,13 @@
-"""Faults that are planted in dynaxla, one at a time, to judge tests and generators of programs.
+"""Faults that are planted in dynaxla, one at a time, to check that tests and program generators find them.
 
-ops.py      in lowerings, in results and their memory, and in inputs
-padding.py  in the rules for padding, which rounded sizes need
-guards.py   in the guards on Python state
-steps.py    in replayed steps
-engines.py  in the comparison of engines
+ops.py      lowerings, results and their memory, inputs
+padding.py  the padding rules, which rounded sizes need
+guards.py   the guards on Python state
+steps.py    replayed steps
+engines.py  the comparison of engines
 
-`make faults` plants a sample for the test suite. `make random-programs ARGS=--faults` and others plant all faults of a module for a
-generator of programs.
+`make faults` runs the test suite with a sample of the faults. `make random-programs ARGS=--faults` and similar commands run a program
+generator with all faults of a module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 # A fault is planted while its context lasts.
 Fault = Callable[[], AbstractContextManager[Any]]
 
-# By module, the folder of tests that is most likely to find its faults.
+# For each module: the folder of tests that is most likely to find its faults.
 FOLDERS = {"ops": "lowering", "padding": "passes", "guards": "guards", "steps": "training", "engines": "autoselect"}
 COUNT, SEED = 60, 47
 
@@ -37,8 +37,8 @@ class FaultList(dict[str, Fault]):
 
 def faults_of(module: str) -> FaultList:
     """Returns the faults of a module of this package."""
-    found = importlib.import_module(f"{__name__}.{module}")
-    return FaultList({name: fault for faults in vars(found).values() if isinstance(faults, FaultList) for name, fault in faults.items()})
+    loaded = importlib.import_module(f"{__name__}.{module}")
+    return FaultList({name: fault for faults in vars(loaded).values() if isinstance(faults, FaultList) for name, fault in faults.items()})
 
 
 def all_faults() -> dict[str, Fault]:
@@ -47,7 +47,7 @@ def all_faults() -> dict[str, Fault]:
 
 
 def drawn() -> list[str]:
-    """Returns the names of COUNT faults, drawn with SEED: of each module in proportion to its size, and at least two."""
+    """Returns the names of COUNT faults, drawn with SEED. Each module's share is proportional to its size, and at least two."""
     generator, counts = random.Random(SEED), {module: len(faults_of(module)) for module in FOLDERS}
     shares = {module: max(2, COUNT * count // sum(counts.values())) for module, count in counts.items()}
     shares[max(counts, key=counts.__getitem__)] += COUNT - sum(shares.values())

@@ -32,8 +32,8 @@ def writes_of_engines_are_not_compared() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def strides_of_engines_are_not_compared() -> AbstractContextManager[Any]:
-    right = verification._metadata
-    return patch.object(verification, "_metadata", lambda item: {name: fact for name, fact in right(item).items() if name != "strides"})
+    original = verification._metadata
+    return patch.object(verification, "_metadata", lambda item: {name: fact for name, fact in original(item).items() if name != "strides"})
 
 
 @FAULTS.add

@@ -1,4 +1,4 @@
-"""Faults in the guards on Python state: changes that these no longer see."""
+"""Faults in the guards on Python state: changes that the guards no longer detect."""
 
 from __future__ import annotations
 
@@ -17,80 +17,80 @@ from . import FaultList
 FAULTS = FaultList()
 
 
-def _contents(name: str, blind: Callable[[type], bool]) -> None:
-    """All values of such types are the same."""
+def _add_equal_values(name: str, is_blind: Callable[[type], bool]) -> None:
+    """Adds a fault: all values of a type with `is_blind` have the same fingerprint."""
 
     def planted() -> AbstractContextManager[Any]:
-        right = fingerprints._finder
+        original = fingerprints._finder
 
         def finder(kind: type) -> Any:
-            return (lambda value: "same") if blind(kind) else right(kind)
+            return (lambda value: "same") if is_blind(kind) else original(kind)
 
         return patch.object(fingerprints, "_finder", finder)
 
     FAULTS[name] = planted
 
 
-def _named(*names: str) -> Callable[[type], bool]:
+def _is_named(*names: str) -> Callable[[type], bool]:
     return lambda kind: kind.__name__ in names
 
 
-_contents("code_is_not_looked_at", _named("code"))
-_contents(
-    "numpy_scalars_are_known_by_their_path", lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("float32", "int64", "float64")
-)
-_contents("decimals_are_alike", _named("Decimal"))
-_contents("fractions_are_alike", _named("Fraction"))
-_contents("dates_are_alike", _named("datetime", "timedelta"))
-_contents("ranges_are_alike", _named("range"))
-_contents("dtypes_are_alike", _named("dtype"))
-_contents("strings_are_alike", _named("str", "bytes"))
+_add_equal_values("code_is_ignored", _is_named("code"))
+_add_equal_values("numpy_scalars_are_equal", lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("float32", "int64", "float64"))
+_add_equal_values("decimals_are_equal", _is_named("Decimal"))
+_add_equal_values("fractions_are_equal", _is_named("Fraction"))
+_add_equal_values("dates_are_equal", _is_named("datetime", "timedelta"))
+_add_equal_values("ranges_are_equal", _is_named("range"))
+_add_equal_values("dtypes_are_equal", _is_named("dtype"))
+_add_equal_values("strings_are_equal", _is_named("str", "bytes"))
 
 
 @FAULTS.add
 def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
-    right = fingerprints.fingerprint
+    original = fingerprints.fingerprint
 
     def fingerprint(value: Any) -> Any:
-        return (None, value) if type(value) in (int, bool, float) else right(value)
+        return (None, value) if type(value) in (int, bool, float) else original(value)
 
     return patch.object(object_graph, "fingerprint", fingerprint)
 
 
-def _parts(name: str, kind: type | tuple[type, ...], kept: Sequence[str]) -> None:
+def _add_missing_parts(name: str, kind: type | tuple[type, ...], compared: Sequence[str]) -> None:
+    """Adds a fault: objects of a class are compared by some of their parts only."""
+
     def planted() -> AbstractContextManager[Any]:
-        right = fingerprints.parts_of
+        original = fingerprints.parts_of
 
         def parts_of(value: Any) -> Any:
-            found = right(value)
-            return {key: found[key] for key in kept} if isinstance(value, kind) else found
+            parts = original(value)
+            return {key: parts[key] for key in compared} if isinstance(value, kind) else parts
 
         return patch.object(object_walker, "parts_of", parts_of)
 
     FAULTS[name] = planted
 
 
-_parts("partials_are_known_by_nothing", functools.partial, ())
-_parts("functions_of_partials_are_not_looked_at", functools.partial, ("args", "keywords"))
-_parts("slices_are_known_by_their_path", slice, ())
-_parts("objects_of_bound_methods_are_not_looked_at", types.MethodType, ("__func__",))
-_parts("properties_are_not_looked_into", property, ())
-_parts("static_and_class_methods_are_not_looked_into", (staticmethod, classmethod), ())
+_add_missing_parts("partials_are_ignored", functools.partial, ())
+_add_missing_parts("functions_of_partials_are_ignored", functools.partial, ("args", "keywords"))
+_add_missing_parts("slices_are_equal", slice, ())
+_add_missing_parts("objects_of_bound_methods_are_ignored", types.MethodType, ("__func__",))
+_add_missing_parts("properties_are_ignored", property, ())
+_add_missing_parts("static_and_class_methods_are_ignored", (staticmethod, classmethod), ())
 
 
-def _unheld(name: str, skip: Callable[[Any, str], bool]) -> None:
-    """Places of a kind are not held."""
+def _add_ignored_containers(name: str, skip: Callable[[Any, str], bool]) -> None:
+    """Adds a fault: containers with `skip` are not in the object graph."""
 
     def planted() -> AbstractContextManager[Any]:
-        right = Visitor._add_container
+        original = Visitor._add_container
 
-        def hold(self: Visitor, path: str, target: Any, counts: Any = None) -> dict[Any, Any]:
-            items = right(self, path, target, counts)
+        def add_container(self: Visitor, path: str, target: Any, counts: Any = None) -> dict[Any, Any]:
+            items = original(self, path, target, counts)
             if skip(target, path):
                 del self._graph.containers[path]
             return items
 
-        return patch.object(Visitor, "_add_container", hold)
+        return patch.object(Visitor, "_add_container", add_container)
 
     FAULTS[name] = planted
 
@@ -99,76 +99,78 @@ def _is_attributes(target: Any, name: str) -> bool:
     return isinstance(target, slots.Attributes) and name in target.names
 
 
-_unheld("closure_cells_are_not_held", lambda target, _: isinstance(target, types.CellType))
-_unheld("functions_are_known_by_nothing", lambda target, _: _is_attributes(target, "__defaults__"))
-_unheld("slots_are_not_held", lambda target, path: path.endswith(" slots"))
-_unheld("default_factories_are_not_held", lambda target, path: path.endswith("default_factory"))
-_unheld("attributes_of_functions_are_not_held", lambda target, path: path.endswith(" attributes"))
-_unheld("lists_are_not_held", lambda target, _: isinstance(target, list))
-_unheld("sets_are_not_held", lambda target, _: isinstance(target, set))
+_add_ignored_containers("closure_cells_are_ignored", lambda target, _: isinstance(target, types.CellType))
+_add_ignored_containers("functions_are_ignored", lambda target, _: _is_attributes(target, "__defaults__"))
+_add_ignored_containers("slots_are_ignored", lambda target, path: path.endswith(" slots"))
+_add_ignored_containers("default_factories_are_ignored", lambda target, path: path.endswith("default_factory"))
+_add_ignored_containers("attributes_of_functions_are_ignored", lambda target, path: path.endswith(" attributes"))
+_add_ignored_containers("lists_are_ignored", lambda target, _: isinstance(target, list))
+_add_ignored_containers("sets_are_ignored", lambda target, _: isinstance(target, set))
 
 
-def _class_items(name: str, skip: Callable[[str, Any], bool]) -> None:
+def _add_ignored_class_items(name: str, skip: Callable[[str, Any], bool]) -> None:
+    """Adds a fault: items of classes with `skip` are not compared."""
+
     def planted() -> AbstractContextManager[Any]:
-        right = object_walker.ClassDict
+        original = object_walker.ClassDict
 
-        def made(kind: type, counts: Callable[[str, Any], bool]) -> Any:
-            return right(kind, lambda key, value: counts(key, value) and not skip(key, value))
+        def class_dict(kind: type, counts: Callable[[str, Any], bool]) -> Any:
+            return original(kind, lambda key, value: counts(key, value) and not skip(key, value))
 
-        return patch.object(object_walker, "ClassDict", made)
+        return patch.object(object_walker, "ClassDict", class_dict)
 
     FAULTS[name] = planted
 
 
-_class_items("methods_are_not_looked_at", lambda _, value: isinstance(value, types.FunctionType))
-_class_items("attributes_of_classes_are_not_looked_at", lambda _, value: isinstance(value, tuple))
-_class_items("special_methods_are_not_looked_at", lambda key, _: key.startswith("__"))
+_add_ignored_class_items("methods_are_ignored", lambda _, value: isinstance(value, types.FunctionType))
+_add_ignored_class_items("attributes_of_classes_are_ignored", lambda _, value: isinstance(value, tuple))
+_add_ignored_class_items("special_methods_are_ignored", lambda key, _: key.startswith("__"))
 
 
 @FAULTS.add
 def code_without_a_file_is_trusted() -> AbstractContextManager[Any]:
-    return _trusting()
+    return _trust_code_without_file()
 
 
 @contextmanager
-def _trusting() -> Iterator[None]:
-    right = trusted_code.is_trusted_namespace
+def _trust_code_without_file() -> Iterator[None]:
+    original = trusted_code.is_trusted_namespace
 
-    def trusted(values: Any) -> bool:
-        return values.get("__file__") is None or right(values)
+    def is_trusted(values: Any) -> bool:
+        return values.get("__file__") is None or original(values)
 
-    with patch.object(trusted_code, "is_trusted_namespace", trusted), patch.object(object_walker, "is_trusted_namespace", trusted):
+    with patch.object(trusted_code, "is_trusted_namespace", is_trusted), patch.object(object_walker, "is_trusted_namespace", is_trusted):
         yield
 
 
 @FAULTS.add
-def globals_are_not_read() -> AbstractContextManager[Any]:
+def globals_are_ignored() -> AbstractContextManager[Any]:
     return patch.object(Visitor, "_add_globals", lambda self, *_: None)
 
 
 @FAULTS.add
-def modules_are_not_looked_into() -> AbstractContextManager[Any]:
+def modules_are_ignored() -> AbstractContextManager[Any]:
     return patch.object(Visitor, "_add_module", lambda self, *_, **__: None)
 
 
 @FAULTS.add
-def metaclasses_are_not_looked_at() -> AbstractContextManager[Any]:
-    right = Visitor._referents
+def metaclasses_are_ignored() -> AbstractContextManager[Any]:
+    original = Visitor._referents
 
-    def inside(self: Visitor, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        for suffix, item in right(self, path, value):
+    def referents(self: Visitor, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        for suffix, item in original(self, path, value):
             if not (isinstance(value, type) and isinstance(item, type) and issubclass(item, type)):
                 yield suffix, item
 
-    return patch.object(Visitor, "_referents", inside)
+    return patch.object(Visitor, "_referents", referents)
 
 
 @contextmanager
-def _values(change: Callable[[Any], Any]) -> Iterator[None]:
-    right = fingerprints.buffer_contents
+def _changed_buffer_contents(change: Callable[[Any], Any]) -> Iterator[None]:
+    original = fingerprints.buffer_contents
 
     def buffer_contents(value: Any, with_data: bool = True) -> Any:
-        return change(right(value, with_data))
+        return change(original(value, with_data))
 
     with (
         patch.object(object_walker, "buffer_contents", buffer_contents),
@@ -179,46 +181,46 @@ def _values(change: Callable[[Any], Any]) -> Iterator[None]:
 
 @FAULTS.add
 def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
-    return _values(lambda found: fingerprints.BufferContents(found.metadata, b""))
+    return _changed_buffer_contents(lambda contents: fingerprints.BufferContents(contents.metadata, b""))
 
 
 @FAULTS.add
 def shapes_are_not_compared() -> AbstractContextManager[Any]:
-    right = object_graph.metadata_of
-    return patch.object(object_graph, "metadata_of", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
+    original = object_graph.metadata_of
+    return patch.object(object_graph, "metadata_of", lambda tensor: (*original(tensor)[:1], None, None, *original(tensor)[3:]))
 
 
 @FAULTS.add
-def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
-    right = object_graph.metadata_of
-    return patch.object(object_graph, "metadata_of", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
+def requires_grad_is_not_compared() -> AbstractContextManager[Any]:
+    original = object_graph.metadata_of
+    return patch.object(object_graph, "metadata_of", lambda tensor: (*original(tensor)[:5], False, original(tensor)[-1]))
 
 
 @FAULTS.add
-def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
+def the_reference_checks_ignore_globals() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.ReferenceChecks, "_are_namespaces_unchanged", lambda self: True)
 
 
 @FAULTS.add
-def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
+def the_reference_checks_ignore_containers() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.ReferenceChecks, "_are_entries_unchanged", lambda self: True)
 
 
 @FAULTS.add
-def the_watch_does_not_look_at_keys() -> AbstractContextManager[Any]:
+def the_reference_checks_ignore_keys() -> AbstractContextManager[Any]:
     return patch.object(reference_checks, "_keys", lambda target: ())
 
 
 @FAULTS.add
-def the_watch_does_not_look_at_versions_of_dicts() -> AbstractContextManager[Any]:
+def the_reference_checks_ignore_versions_of_dicts() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.DictCheck, "are_unchanged", lambda self: True)
 
 
 @FAULTS.add
-def the_watch_does_not_look_at_classes() -> AbstractContextManager[Any]:
+def the_reference_checks_ignore_classes() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.Identities, "are_unchanged", lambda self: True)
 
 
 @FAULTS.add
-def the_watch_compares_by_equality() -> AbstractContextManager[Any]:
+def the_reference_checks_compare_by_equality() -> AbstractContextManager[Any]:
     return patch.object(reference_checks, "_pointers", lambda values: list(map(repr, map(type, values))))

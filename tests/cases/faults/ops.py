@@ -34,7 +34,7 @@ FAULTS = FaultList()
 
 
 def lowered(*ops: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Fault]:
-    """Register a wrong lowering of `ops`: a function of the right one and its arguments."""
+    """Registers a wrong lowering of `ops`: a function of the original lowering and its arguments."""
 
     def decorate(function: Callable[..., Any]) -> Fault:
         def planted() -> AbstractContextManager[Any]:
@@ -50,8 +50,8 @@ def lowered(*ops: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Fault
 def _wrong(function: Callable[..., Any], op: torch._ops.OpOverload) -> Lowering:
     rule = registry.find(op)
     assert rule is not None, op
-    right = rule.function
-    return lambda *args, **kwargs: function(right, *args, **kwargs)
+    original = rule.function
+    return lambda *args, **kwargs: function(original, *args, **kwargs)
 
 
 def _replaced(functions: dict[torch._ops.OpOverload, Lowering]) -> AbstractContextManager[Any]:
@@ -65,7 +65,7 @@ def _replaced(functions: dict[torch._ops.OpOverload, Lowering]) -> AbstractConte
 
 @FAULTS.add
 def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
-    right = Scheduler.runner
+    original = Scheduler.runner
 
     def runner(self: Scheduler, aten: AtenGraph) -> Any:
         graph = aten.module
@@ -76,17 +76,17 @@ def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
             placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
             output = next(node for node in graph.graph.nodes if node.op == "output")
             output.args = ((placeholders[changed[0]], *output.args[0][1:]),)
-        return right(self, aten)
+        return original(self, aten)
 
     return patch.object(Scheduler, "runner", runner)
 
 
 def _results_through(change: Callable[[Sequence[Any], list[Any]], list[Any]]) -> AbstractContextManager[Any]:
-    """What the compiled function returns goes through `change`, with the function's inputs."""
-    right = backend._compile
+    """A fault that replaces the results of compiled functions by `change(inputs, results)`."""
+    original = backend._compile
 
     def compile_wrong(*args: Any, **settings: Any) -> Callable[..., Any]:
-        function = right(*args, **settings)
+        function = original(*args, **settings)
         return lambda *inputs: change(inputs, list(function(*inputs)))
 
     return patch.object(backend, "_compile", compile_wrong)
@@ -111,8 +111,8 @@ def results_do_not_share_memory() -> AbstractContextManager[Any]:
         seen = {_address(item) for item in inputs}
         changed = []
         for result in results:
-            again = _address(result) is not None and _address(result) in seen and _address(result) not in map(_address, inputs)
-            changed.append(result.clone(memory_format=torch.preserve_format) if again else result)
+            is_alias = _address(result) is not None and _address(result) in seen and _address(result) not in map(_address, inputs)
+            changed.append(result.clone(memory_format=torch.preserve_format) if is_alias else result)
             seen.add(_address(result))
         return changed
 
@@ -121,46 +121,46 @@ def results_do_not_share_memory() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def result_is_contiguous() -> AbstractContextManager[Any]:
-    """A permuted result comes with the strides of a contiguous one."""
-    right = native._buffer_maker
+    """A permuted result has the strides of a contiguous one."""
+    original = native._buffer_maker
 
     def maker(*args: Any) -> Callable[..., torch.Tensor]:
-        make = right(*args)
-        return lambda *given: make(*given).contiguous()
+        make = original(*args)
+        return lambda *args: make(*args).contiguous()
 
     return patch.object(native, "_buffer_maker", maker)
 
 
 @FAULTS.add
 def strides_are_those_of_fake_tensors() -> AbstractContextManager[Any]:
-    """Kernels of eager mode whose results have other strides are not asked."""
+    """Results have the strides of fake tensors, even if eager mode's kernels return other strides."""
     return patch.object(lost_writes, "with_eager_strides", lambda op, args, kwargs, result: result)
 
 
 @FAULTS.add
 def view_of_a_result_starts_at_its_beginning() -> AbstractContextManager[Any]:
-    right = native._buffer_maker
+    original = native._buffer_maker
 
     def maker(output: Any, *rest: Any) -> Callable[..., torch.Tensor]:
-        return right(dataclasses.replace(output, offset=0), *rest)
+        return original(dataclasses.replace(output, offset=0), *rest)
 
     return patch.object(native, "_buffer_maker", maker)
 
 
 @FAULTS.add
 def parameter_is_stale() -> AbstractContextManager[Any]:
-    """The memory of a parameter at the first call is read at every later one."""
-    right = Arguments.arrays
+    """Every later call reads the memory that a parameter had at the first call."""
+    original = Arguments.arrays
 
-    def arrays(self: Arguments, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
-        got = list(right(self, tensors))
-        kept = vars(self).setdefault("_stale", {})
-        for place, parameter in enumerate(self.parameters):
+    def stale_arrays(self: Arguments, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        arrays = list(original(self, tensors))
+        first_arrays = vars(self).setdefault("_stale", {})
+        for index, parameter in enumerate(self.parameters):
             if parameter.static:
-                got[place] = kept.setdefault(place, (got[place], tensors[place].detach()))[0]
-        return got
+                arrays[index] = first_arrays.setdefault(index, (arrays[index], tensors[index].detach()))[0]
+        return arrays
 
-    return patch.object(Arguments, "arrays", arrays)
+    return patch.object(Arguments, "arrays", stale_arrays)
 
 
 @FAULTS.add
@@ -186,22 +186,22 @@ def gaps_are_read() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def transposed_input_is_read_in_memory_order() -> AbstractContextManager[Any]:
-    right = Layout.unpack
+    original = Layout.unpack
 
     def unpack(self: Layout, array: jax.Array) -> jax.Array:
-        return array.reshape(self.shape) if array.size == np.prod(self.shape) else right(self, array)
+        return array.reshape(self.shape) if array.size == np.prod(self.shape) else original(self, array)
 
     return patch.object(Layout, "unpack", unpack)
 
 
 @FAULTS.add
 def expanded_input_is_padded_with_zeros() -> AbstractContextManager[Any]:
-    right = Layout.unpack
+    original = Layout.unpack
 
     def unpack(self: Layout, array: jax.Array) -> jax.Array:
-        full = right(self, array)
-        for dim, place in enumerate(np.argsort(self.permutation)):
-            if self.packed_shape[place] != full.shape[dim]:
+        full = original(self, array)
+        for dim, packed_dim in enumerate(np.argsort(self.permutation)):
+            if self.packed_shape[packed_dim] != full.shape[dim]:
                 first = jnp.arange(full.shape[dim]).reshape([-1 if d == dim else 1 for d in range(full.ndim)]) == 0
                 full = jnp.where(first, full, jnp.zeros_like(full))
         return full
@@ -211,10 +211,10 @@ def expanded_input_is_padded_with_zeros() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def conjugate_bit_is_lost() -> AbstractContextManager[Any]:
-    right = Arguments._prepare
+    original = Arguments._prepare
 
     def prepare(self: Arguments, parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return right(self, parameter, torch._conj(tensor) if tensor.is_conj() else tensor)
+        return original(self, parameter, torch._conj(tensor) if tensor.is_conj() else tensor)
 
     return patch.object(Arguments, "_prepare", prepare)
 
@@ -226,11 +226,11 @@ def program_of_one_size_serves_all() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def random_numbers_never_change() -> AbstractContextManager[Any]:
-    right = seeds.seed
+    original = seeds.seed
     first: list[Any] = []
 
     def seed(*args: Any) -> torch.Tensor:
-        first.append(right(*args))
+        first.append(original(*args))
         return first[0]
 
     return patch.object(seeds, "seed", seed)
@@ -238,12 +238,12 @@ def random_numbers_never_change() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def manual_seed_is_ignored() -> AbstractContextManager[Any]:
-    right = seeds.seed
+    original = seeds.seed
 
     def seed(*args: Any) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.seed()
-            return right(*args)
+            return original(*args)
 
     return patch.object(seeds, "seed", seed)
 
@@ -252,45 +252,45 @@ def manual_seed_is_ignored() -> AbstractContextManager[Any]:
 
 
 @lowered(aten.slice_scatter.default)
-def write_to_a_slice_is_lost(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+def write_to_a_slice_is_lost(original: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
     return x
 
 
 @lowered(aten.select_scatter.default)
-def write_to_the_last_goes_to_the_first(right: Lowering, x: Any, source: Any, dim: int, index: int) -> Any:
-    return right(x, source, dim, max(index, 0))
+def write_to_the_last_goes_to_the_first(original: Lowering, x: Any, source: Any, dim: int, index: int) -> Any:
+    return original(x, source, dim, max(index, 0))
 
 
 @lowered(aten.as_strided_scatter.default)
-def write_through_strides_is_lost(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+def write_through_strides_is_lost(original: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
     return x
 
 
 @lowered(aten.index_put.default)
-def index_put_does_not_accumulate(right: Lowering, x: Any, indices: Any, values: Any, accumulate: bool = False, **options: Any) -> Any:
-    return right(x, indices, values, False, **options)
+def index_put_does_not_accumulate(original: Lowering, x: Any, indices: Any, values: Any, accumulate: bool = False, **options: Any) -> Any:
+    return original(x, indices, values, False, **options)
 
 
 @lowered(aten.scatter_add.default)
-def scatter_add_does_not_add(right: Lowering, x: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
-    return right(jnp.zeros_like(x), dim, index, source, **options)
+def scatter_add_does_not_add(original: Lowering, x: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
+    return original(jnp.zeros_like(x), dim, index, source, **options)
 
 
 @lowered(aten.copy.default)
-def copy_rounds_instead_of_truncating(right: Lowering, x: Any, source: Any, *rest: Any) -> Any:
+def copy_rounds_instead_of_truncating(original: Lowering, x: Any, source: Any, *rest: Any) -> Any:
     narrowing = dtypes.is_float(source.dtype) and dtypes.is_integer(x.dtype)
-    return right(x, jnp.round(source) if narrowing else source, *rest)
+    return original(x, jnp.round(source) if narrowing else source, *rest)
 
 
 # Promotion
 
 
 def _computed_in(choose: Callable[[Sequence[Any], Any], Any]) -> AbstractContextManager[Any]:
-    """Elementwise ops compute in the dtype that `choose` gives of the operands and the right one."""
-    right = promotion.computation_and_result_dtype
+    """A fault: elementwise ops compute in the dtype `choose(operands, dtype)`, where `dtype` is the correct one."""
+    original = promotion.computation_and_result_dtype
 
     def wrong(operands: Sequence[Any], kind: Any) -> tuple[Any, Any]:
-        computation, result = right(operands, kind)
+        computation, result = original(operands, kind)
         return choose(operands, computation), result
 
     return patch.object(promotion, "computation_and_result_dtype", wrong)
@@ -300,21 +300,21 @@ def _computed_in(choose: Callable[[Sequence[Any], Any], Any]) -> AbstractContext
 def number_is_cast_to_the_tensors_dtype() -> AbstractContextManager[Any]:
     """integers * 2.5 is computed as integers * 2."""
 
-    def choose(operands: Sequence[Any], right: Any) -> Any:
+    def choose(operands: Sequence[Any], dtype: Any) -> Any:
         arrays = [operand for operand in operands if isinstance(operand, jax.Array)]
         alone = len(arrays) == 1 and len(operands) == 2 and dtypes.is_integer(arrays[0].dtype)
-        return arrays[0].dtype if alone and any(isinstance(operand, float) for operand in operands) else right
+        return arrays[0].dtype if alone and any(isinstance(operand, float) for operand in operands) else dtype
 
     return _computed_in(choose)
 
 
 @FAULTS.add
 def rank_zero_operand_is_cast_to_the_other_dtype() -> AbstractContextManager[Any]:
-    def choose(operands: Sequence[Any], right: Any) -> Any:
+    def choose(operands: Sequence[Any], dtype: Any) -> Any:
         arrays = [operand for operand in operands if isinstance(operand, jax.Array)]
         mixed = len(arrays) == 2 and {array.ndim > 0 for array in arrays} == {True, False}
         other = next((array for array in arrays if array.ndim), None)
-        return other.dtype if mixed and other is not None and dtypes.is_integer(other.dtype) else right
+        return other.dtype if mixed and other is not None and dtypes.is_integer(other.dtype) else dtype
 
     return _computed_in(choose)
 
@@ -331,10 +331,10 @@ def python_float_is_float64() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def float_and_integer_are_computed_as_integers() -> AbstractContextManager[Any]:
-    def choose(operands: Sequence[Any], right: Any) -> Any:
-        arrays = [operand.dtype for operand in operands if isinstance(operand, jax.Array)]
-        integers = [dtype for dtype in arrays if dtypes.is_integer(dtype)]
-        return integers[0] if len(arrays) == 2 and len(integers) == 1 and any(map(dtypes.is_float, arrays)) else right
+    def choose(operands: Sequence[Any], dtype: Any) -> Any:
+        array_dtypes = [operand.dtype for operand in operands if isinstance(operand, jax.Array)]
+        integers = [array_dtype for array_dtype in array_dtypes if dtypes.is_integer(array_dtype)]
+        return integers[0] if len(array_dtypes) == 2 and len(integers) == 1 and any(map(dtypes.is_float, array_dtypes)) else dtype
 
     return _computed_in(choose)
 
@@ -344,32 +344,32 @@ def float_and_integer_are_computed_as_integers() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def integer_division_truncates() -> AbstractContextManager[Any]:
-    right = division._floor_divide
+    original = division._floor_divide
 
     def divide(x: Any, y: Any, *rest: Any) -> Any:
-        return jax.lax.div(x, y) if dtypes.is_integer(x.dtype) else right(x, y, *rest)
+        return jax.lax.div(x, y) if dtypes.is_integer(x.dtype) else original(x, y, *rest)
 
     return patch.object(division, "_floor_divide", divide)
 
 
 @lowered(aten.remainder.Tensor, aten.remainder.Scalar)
-def remainder_has_the_dividends_sign(right: Lowering, x: Any, y: Any, **options: Any) -> Any:
+def remainder_has_the_dividends_sign(original: Lowering, x: Any, y: Any, **options: Any) -> Any:
     return promotion.elementwise(jax.lax.rem, (x, y), promotion.Promotion.DEFAULT)
 
 
 @lowered(aten.round.default)
-def round_goes_away_from_zero(right: Lowering, x: Any) -> Any:
+def round_goes_away_from_zero(original: Lowering, x: Any) -> Any:
     return jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO) if dtypes.is_float(x.dtype) else x
 
 
 @lowered(aten.bitwise_right_shift.Tensor_Scalar, aten.__rshift__.Scalar)
-def right_shift_drops_the_sign(right: Lowering, x: Any, bits: Any) -> Any:
+def right_shift_drops_the_sign(original: Lowering, x: Any, bits: Any) -> Any:
     return promotion.elementwise(jax.lax.shift_right_logical, (x, bits), promotion.Promotion.DEFAULT)
 
 
 @lowered(aten.view.dtype)
-def bits_are_converted_as_numbers(right: Lowering, x: Any, dtype: Any) -> Any:
-    out = right(x, dtype)
+def bits_are_converted_as_numbers(original: Lowering, x: Any, dtype: Any) -> Any:
+    out = original(x, dtype)
     return promotion.convert(x, dtype) if out.shape == x.shape else out
 
 
@@ -377,63 +377,63 @@ def bits_are_converted_as_numbers(right: Lowering, x: Any, dtype: Any) -> Any:
 
 
 @lowered(aten.amax.default, aten.max.default)
-def maximum_ignores_nan(right: Lowering, x: Any, *rest: Any) -> Any:
-    return right(jnp.where(jnp.isnan(x), -jnp.inf, x).astype(x.dtype) if dtypes.is_float(x.dtype) else x, *rest)
+def maximum_ignores_nan(original: Lowering, x: Any, *rest: Any) -> Any:
+    return original(jnp.where(jnp.isnan(x), -jnp.inf, x).astype(x.dtype) if dtypes.is_float(x.dtype) else x, *rest)
 
 
 @lowered(aten.cumsum.default)
-def running_sum_of_integers_is_narrow(right: Lowering, x: Any, dim: int, **options: Any) -> Any:
-    out = right(x, dim, **options)
+def running_sum_of_integers_is_narrow(original: Lowering, x: Any, dim: int, **options: Any) -> Any:
+    out = original(x, dim, **options)
     return out if dtypes.is_inexact(x.dtype) or dtypes.is_bool(x.dtype) else out.astype(np.int8).astype(out.dtype)
 
 
 @lowered(aten.sum.default, aten.sum.dim_IntList)
-def sum_of_bools_is_any(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
-    out = right(x, *rest, **options)
+def sum_of_bools_is_any(original: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+    out = original(x, *rest, **options)
     return jnp.minimum(out, jnp.ones_like(out)) if dtypes.is_bool(x.dtype) else out
 
 
 @lowered(aten.argmax.default)
-def argmax_gives_the_last_of_equals(right: Lowering, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def argmax_gives_the_last_of_equals(original: Lowering, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     if not x.ndim:
-        return right(x, dim, keepdim)
+        return original(x, dim, keepdim)
     count = x.size if dim is None else x.shape[dim]
-    return count - 1 - right(jnp.flip(x, dim), dim, keepdim)
+    return count - 1 - original(jnp.flip(x, dim), dim, keepdim)
 
 
 @lowered(aten.var.correction)
-def variance_is_not_corrected(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
-    return right(x, *rest, **(options | {"correction": 0}))
+def variance_is_not_corrected(original: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+    return original(x, *rest, **(options | {"correction": 0}))
 
 
 @lowered(aten.sort.stable)
-def descending_sort_reverses_equals(right: Lowering, x: Any, **options: Any) -> Any:
+def descending_sort_reverses_equals(original: Lowering, x: Any, **options: Any) -> Any:
     if not options.get("descending") or not x.ndim:
-        return right(x, **options)
-    return tuple(jnp.flip(part, options["dim"]) for part in right(x, **(options | {"descending": False})))
+        return original(x, **options)
+    return tuple(jnp.flip(part, options["dim"]) for part in original(x, **(options | {"descending": False})))
 
 
 # Views and indices
 
 
 @lowered(aten.slice.Tensor)
-def step_of_a_slice_is_ignored(right: Lowering, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    count = right(x, dim, start, end, step).shape[dim]
-    return jax.lax.slice_in_dim(right(x, dim, start, end, 1), 0, count, axis=dim % x.ndim)
+def step_of_a_slice_is_ignored(original: Lowering, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    count = original(x, dim, start, end, step).shape[dim]
+    return jax.lax.slice_in_dim(original(x, dim, start, end, 1), 0, count, axis=dim % x.ndim)
 
 
 @lowered(aten.index.Tensor)
-def negative_indices_are_zero(right: Lowering, x: Any, indices: Any, **options: Any) -> Any:
+def negative_indices_are_zero(original: Lowering, x: Any, indices: Any, **options: Any) -> Any:
     def clamped(index: Any) -> Any:
         return index if index is None or dtypes.is_bool(index.dtype) else jnp.maximum(index, 0)
 
-    return right(x, [clamped(index) for index in indices], **options)
+    return original(x, [clamped(index) for index in indices], **options)
 
 
 @lowered(aten.diagonal.default)
-def diagonal_is_on_the_other_side(right: Lowering, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    other = right(x, -offset, dim1, dim2)
-    out = right(x, offset, dim1, dim2)
+def diagonal_is_on_the_other_side(original: Lowering, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    other = original(x, -offset, dim1, dim2)
+    out = original(x, offset, dim1, dim2)
     return other if other.shape == out.shape else out
 
 
@@ -441,12 +441,12 @@ def diagonal_is_on_the_other_side(right: Lowering, x: Any, offset: int = 0, dim1
 
 
 @lowered(aten.threshold_backward.default)
-def gradient_at_the_threshold_passes(right: Lowering, grad: Any, x: Any, threshold: Any) -> Any:
-    return right(grad, jnp.where(x == threshold, x + 1, x), threshold)
+def gradient_at_the_threshold_passes(original: Lowering, grad: Any, x: Any, threshold: Any) -> Any:
+    return original(grad, jnp.where(x == threshold, x + 1, x), threshold)
 
 
 @lowered(aten.slice_backward.default)
 def gradient_of_a_slice_goes_to_the_front(
-    right: Lowering, grad: Any, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+    original: Lowering, grad: Any, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Any:
-    return right(grad, sizes, dim, 0, grad.shape[dim] * step, step)
+    return original(grad, sizes, dim, 0, grad.shape[dim] * step, step)

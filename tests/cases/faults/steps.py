@@ -1,8 +1,8 @@
-"""Faults in replayed steps: in where they find and put tensors, and in the numbers that they compute with.
+"""Faults in replayed steps: in the containers from which they read tensors and to which they write them, and in Python numbers.
 
 Attributes:
-    FAULTS: the faults that random steps with several sets of objects in turns have to find.
-    NUMBER_FAULTS: the faults that random steps with Python numbers have to find.
+    FAULTS: the faults that random steps with several sets of objects in turns must find (cases/object_turns).
+    NUMBER_FAULTS: the faults that random steps with Python numbers must find (cases/number_programs).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NUMBER_FAULTS = FaultList()
 
 @FAULTS.add
 @contextlib.contextmanager
-def place_of_the_recording() -> Iterator[None]:
-    """A place is found once, and not from each call's own arguments."""
+def stale_containers() -> Iterator[None]:
+    """A container is looked up once, and not in each call's own arguments."""
     find, known = Snapshot.container, dict[str, Any]()
     with mock.patch.object(Snapshot, "container", lambda self, path: known.setdefault(path, find(self, path))):
         yield
@@ -33,12 +33,12 @@ def place_of_the_recording() -> Iterator[None]:
 
 @FAULTS.add
 @contextlib.contextmanager
-def created_object_shared() -> Iterator[None]:
-    """All calls put the same tensor in a place."""
-    make, made = replayed_steps.build, dict[int, Any]()
+def created_tensors_are_shared() -> Iterator[None]:
+    """All calls write the same tensor to a place."""
+    build, built = replayed_steps.build, dict[int, Any]()
 
     def once(template: Any, *args: Any) -> Any:
-        return made.setdefault(id(template), (template, make(template, *args)))[1]
+        return built.setdefault(id(template), (template, build(template, *args)))[1]
 
     with mock.patch.object(replayed_steps, "build", once):
         yield
@@ -46,8 +46,8 @@ def created_object_shared() -> Iterator[None]:
 
 @FAULTS.add
 @contextlib.contextmanager
-def creation_forgotten() -> Iterator[None]:
-    """The last of the places of a call stays as it was."""
+def creation_is_skipped() -> Iterator[None]:
+    """A call does not write its last place."""
     put = Snapshot.put
 
     def put_all_but_one(self: Snapshot, values: Any) -> None:
@@ -59,8 +59,8 @@ def creation_forgotten() -> Iterator[None]:
 
 @NUMBER_FAULTS.add
 @contextlib.contextmanager
-def conditions_ignored() -> Iterator[None]:
-    """The first program of a state serves all its calls."""
+def conditions_are_ignored() -> Iterator[None]:
+    """The first program for a state is used for all calls in that state."""
     add = StepPrograms._add_program
     with mock.patch.object(StepPrograms, "_add_program", lambda self, snapshot, _, program: add(self, snapshot, {}, program)):
         yield
@@ -68,7 +68,7 @@ def conditions_ignored() -> Iterator[None]:
 
 @NUMBER_FAULTS.add
 @contextlib.contextmanager
-def numbers_of_an_earlier_call() -> Iterator[None]:
+def numbers_are_stale() -> Iterator[None]:
     """A number is read once, and not in each call."""
     read, known = Snapshot.number_at, dict[Any, Any]()
     with mock.patch.object(Snapshot, "number_at", lambda self, place: known.setdefault(place, read(self, place))):

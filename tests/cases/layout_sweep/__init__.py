@@ -1,1 +1,1 @@
-"""Every op of the table, with operands in seven layouts: results and gradients in eager mode's strides, with its values. `make layouts`."""
+"""`make layouts`: compares results and gradients of every op in the table with eager mode, values and strides, in seven operand layouts."""

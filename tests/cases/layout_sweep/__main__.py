@@ -1,4 +1,4 @@
-"""`python -m cases.layout_sweep`: run the cases that are asked for, continue an interrupted run, print what differs from eager mode."""
+"""`python -m cases.layout_sweep`: runs the selected cases, and prints the differences from eager mode. Continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .cases import LAYOUTS, LayoutCase, cases
 from .trial import depends_on_layouts, differences, promised_strides, quickly_compiled
 
 RESULTS = Path(".layout_sweep/results.jsonl")
-# So many rows of one layout are compiled as one function.
+# The number of rows of one layout that are compiled as one function.
 TOGETHER = 8
 
 Record = dict[str, Any]
@@ -32,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.fresh:
         path.unlink(missing_ok=True)
     known = {record["case"]: record for record in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
-    wanted = selected(options)
-    remaining = [case for case in wanted if str(case) not in known]
-    print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {path}", flush=True)
+    chosen = selected(options)
+    remaining = [case for case in chosen if str(case) not in known]
+    print(f"{len(chosen)} cases, {len(chosen) - len(remaining)} of them known from {path}", flush=True)
     started = time.monotonic()
     with path.open("a") as results, promised_strides() if options.strides else quickly_compiled():
         for first in range(0, len(remaining), TOGETHER):
@@ -46,13 +46,13 @@ def main(argv: list[str] | None = None) -> int:
             results.flush()
             if first // TOGETHER % 10 == 9:
                 print(f"{first + TOGETHER} of {len(remaining)} cases in {time.monotonic() - started:.0f} seconds", flush=True)
-    records = [known[str(case)] for case in wanted]
+    records = [known[str(case)] for case in chosen]
     print(summary(records))
     return int(any(map(is_bad, records)))
 
 
 def judged(group: list[LayoutCase]) -> list[Record]:
-    """A record for each case; of those that differ from eager mode, it says how, and how torch's own aot_eager does."""
+    """Returns a record for each case. For a case that differs from eager mode, it has the difference, and that of torch's own aot_eager."""
     found = differences(group)
     records: list[Record] = []
     for case in group:
@@ -65,7 +65,7 @@ def judged(group: list[LayoutCase]) -> list[Record]:
 
 
 def is_bad(record: Record) -> bool:
-    """True if there is a difference that aot_eager does not have, and eager mode's kernel reads operands by their strides."""
+    """True for a difference that is neither in aot_eager, nor due to a kernel of eager mode that ignores strides of operands."""
     return bool(record["difference"]) and not record["aot_eager"] and not record["eager_depends_on_layouts"]
 
 
@@ -86,23 +86,25 @@ def _kind(record: Record) -> str:
 
 def selected(options: argparse.Namespace) -> list[LayoutCase]:
     pattern = re.compile(options.match)
-    wanted = [case for case in cases() if case.layout in options.layouts and pattern.search(str(case))]
+    matching = [case for case in cases() if case.layout in options.layouts and pattern.search(str(case))]
     if options.sample is not None:
-        chosen = set(random.Random(options.seed).sample(range(len(wanted)), min(options.sample, len(wanted))))
-        wanted = [case for index, case in enumerate(wanted) if index in chosen]
-    return wanted
+        indices = set(random.Random(options.seed).sample(range(len(matching)), min(options.sample, len(matching))))
+        matching = [case for index, case in enumerate(matching) if index in indices]
+    return matching
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m cases.layout_sweep", description=__doc__)
-    made.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS), help="how operands lie in memory")
-    made.add_argument("--match", default="", metavar="REGEX", help="only cases that this finds, as 'aten.roll.default, transposed'")
-    made.add_argument("--strides", action="store_true", help="compile nothing: torch's kernels compute the values; a tenth of the time")
-    made.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--results", type=Path, help=f"cases found there are not run again; {RESULTS} or strides.jsonl if not given")
-    made.add_argument("--fresh", action="store_true", help="forget the results there")
-    return made
+    result = argparse.ArgumentParser(prog="python -m cases.layout_sweep", description=__doc__)
+    result.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS), help="the memory layouts of the operands")
+    result.add_argument("--match", default="", metavar="REGEX", help="only matching cases; names are like 'aten.roll.default, transposed'")
+    result.add_argument(
+        "--strides", action="store_true", help="check only strides: torch's kernels compute the values, in a tenth of the time"
+    )
+    result.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
+    result.add_argument("--seed", type=int, default=0)
+    result.add_argument("--results", type=Path, help=f"file of results; its cases are not run again (default: {RESULTS} or strides.jsonl)")
+    result.add_argument("--fresh", action="store_true", help="delete the file of results first")
+    return result
 
 
 if __name__ == "__main__":

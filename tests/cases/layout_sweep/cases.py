@@ -1,4 +1,4 @@
-"""The cases of the sweep: a row of the table of ops, and how its operands lie in memory."""
+"""The cases of the sweep: a row of the table of ops, and a memory layout of its operands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSALS = (RuntimeError, IndexError, ValueError, AssertionError, NotImplemented
 
 
 def _permuted(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with its dimensions in this order in memory."""
+    """Returns a copy of the tensor whose dimensions have this order in memory."""
     inverse = sorted(range(x.dim()), key=order.__getitem__)
     return x.permute(order).contiguous().permute(inverse)
 
@@ -49,10 +49,14 @@ def _channels_last(dims: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 @dataclass(frozen=True)
 class MemoryOrder:
-    """How the operands of a case lie. Attributes: lay (gives a tensor with the operand's values in that layout); dims (what an operand of
-    two dimensions gets in front, so that there are enough of them for the layout to be one of its own)."""
+    """A memory layout of operands.
 
-    lay: Callable[[torch.Tensor], torch.Tensor]
+    Attributes:
+        arrange: returns a tensor with an operand's values in this layout.
+        front: sizes that are put in front of the sizes of an operand with two dimensions, so that it has enough dimensions for the layout.
+    """
+
+    arrange: Callable[[torch.Tensor], torch.Tensor]
     front: tuple[int, ...] = ()
 
 
@@ -87,14 +91,16 @@ class LayoutCase:
 
     @property
     def has_values(self) -> bool:
-        """True if the op gives the same numbers at every call."""
+        """True if the op returns the same values in every call."""
         is_tie_random = self.layout == "expanded" and self.row.op in (torch.ops.aten.median.dim, torch.ops.aten.nanmedian.dim)
         # If equal elements share memory, torch's kernels select one of them arbitrarily.
         return torch.Tag.nondeterministic_seeded not in self.row.op.tags and not is_tie_random
 
     def samples(self) -> list[tuple[Any, ...]]:
-        """The row's samples with operands in this layout; those that eager mode takes. With another shape than the table's, all operands
-        of two dimensions have it."""
+        """Returns the row's samples that eager mode supports, with operands in this layout.
+
+        If the layout needs more dimensions, all operands with two dimensions get them; if eager mode supports no such sample, none do.
+        """
         layout = LAYOUTS[self.layout]
         fronts = [layout.front, ()] if layout.front else [()]
         for front in fronts:
@@ -103,18 +109,18 @@ class LayoutCase:
                 return _operands(self.row, self.dtype, *(front if len(shape) == 2 else ()), *shape)
 
             try:
-                given = [pytree.tree_map_only(torch.Tensor, layout.lay, sample) for sample in self.row.samples(make, SIZE)]
+                samples = [pytree.tree_map_only(torch.Tensor, layout.arrange, sample) for sample in self.row.samples(make, SIZE)]
             except REFUSALS:
                 continue
-            if taken := [sample for sample in given if self._is_taken(sample)]:
-                return taken
+            if supported := [sample for sample in samples if self._is_supported(sample)]:
+                return supported
         return []
 
-    def _is_taken(self, sample: tuple[Any, ...]) -> bool:
-        """Whether eager mode takes it, and gives its gradients."""
+    def _is_supported(self, sample: tuple[Any, ...]) -> bool:
+        """True if eager mode computes the sample and its gradients."""
         try:
-            given = self.leaves(sample) if self.has_gradients else sample
-            results = differentiable(apply(self.row, given))
+            operands = self.leaves(sample) if self.has_gradients else sample
+            results = differentiable(apply(self.row, operands))
             if self.has_gradients and results:
                 torch.autograd.backward(results, [torch.ones_like(result) for result in results])
         except REFUSALS:
@@ -122,10 +128,11 @@ class LayoutCase:
         return True
 
     def leaves(self, sample: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The operands as leaves, with the same strides."""
-        constant = [not self.has_gradients or place in self.row.constants for place in range(len(sample))]
+        """Returns the operands as leaves of autograd, with the same strides."""
+        is_constant = [not self.has_gradients or index in self.row.constants for index in range(len(sample))]
         return tuple(
-            pytree.tree_map_only(torch.Tensor, _copy if fixed else _leaf, item) for fixed, item in zip(constant, sample, strict=True)
+            pytree.tree_map_only(torch.Tensor, _copy if constant else _leaf, item)
+            for constant, item in zip(is_constant, sample, strict=True)
         )
 
 
@@ -135,17 +142,17 @@ def apply(row: Op, sample: tuple[Any, ...]) -> Any:
     return row.op(*sample)
 
 
-# Eager mode's kernels read the memory of these operands as if they were contiguous, beyond its end, and crash.
+# Eager mode's kernels read these operands as if they were contiguous, beyond the end of their memory, and crash.
 _CRASH_IN_EAGER_MODE = {"aten.adaptive_max_pool3d_backward.default, expanded"}
 
 
 def cases() -> Iterator[LayoutCase]:
-    every = (LayoutCase(row, layout) for layout in LAYOUTS for row in ROWS)
-    return (case for case in every if str(case) not in _CRASH_IN_EAGER_MODE)
+    all_cases = (LayoutCase(row, layout) for layout in LAYOUTS for row in ROWS)
+    return (case for case in all_cases if str(case) not in _CRASH_IN_EAGER_MODE)
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, also where those leave gaps or share elements."""
+    """Returns a copy with the same strides, even if these leave gaps or share elements."""
     extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     copied = torch.empty(extent, dtype=x.dtype).as_strided(x.shape, x.stride())
     memory = torch.as_strided(x, (extent,), (1,)) if extent else x.reshape(-1)

@@ -22,8 +22,8 @@ from .cases import REFUSALS, LayoutCase, apply
 Samples = list[tuple[Any, ...]]
 
 
-class _Promised:
-    """An engine whose runners let torch's kernels compute a graph, and give the results the strides that the graph promises."""
+class _StridesOnlyEngine:
+    """An engine whose runners compute a graph with torch's kernels, and give the results the strides that the graph promises."""
 
     @staticmethod
     def runner(graph: AtenGraph) -> Any:
@@ -31,17 +31,17 @@ class _Promised:
         promised = [node.meta.get("val") if isinstance(node, torch.fx.Node) else None for node in outputs]
 
         def run(args: list[Any]) -> list[Any]:
-            given = list(args)
+            inputs = list(args)
             args.clear()
             with torch.no_grad():
-                results = graph.module(*given)
-            return [_laid(result, value) for result, value in zip(results, promised, strict=True)]
+                results = graph.module(*inputs)
+            return [_with_promised_strides(result, value) for result, value in zip(results, promised, strict=True)]
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
 
-def _laid(result: Any, promised: Any) -> Any:
+def _with_promised_strides(result: Any, promised: Any) -> Any:
     if not isinstance(result, torch.Tensor) or result.stride() == promised.stride() or result.is_conj() or result.is_neg():
         return result
     return torch.empty_strided(result.shape, promised.stride(), dtype=result.dtype).copy_(result)
@@ -49,44 +49,44 @@ def _laid(result: Any, promised: Any) -> Any:
 
 @contextlib.contextmanager
 def promised_strides() -> Iterator[None]:
-    """Inside, the backend compiles nothing: the strides of results are those that it would give, and torch's kernels give the values."""
-    with mock.patch.object(dynaxla.backend, "engine_for", return_value=_Promised()):
+    """In this context, nothing is compiled: torch's kernels compute the values. The strides of results are those of the backend."""
+    with mock.patch.object(dynaxla.backend, "engine_for", return_value=_StridesOnlyEngine()):
         yield
 
 
 @contextlib.contextmanager
 def quickly_compiled() -> Iterator[None]:
-    """Inside, XLA compiles in a sixth of the time, to other code."""
+    """In this context, XLA compiles in a sixth of the time, to less optimized code."""
     with pytest.MonkeyPatch.context() as patch:
         quick_compilation.apply(patch)
         yield
 
 
 def differences(cases: Sequence[LayoutCase], backend: str = "dynaxla") -> dict[str, str]:
-    """By case that differs from eager mode: how. Cases are compiled together, and those that differ, or fail, alone."""
+    """Returns the differences from eager mode by case. Compiles the cases together, then the cases that differ or fail alone."""
     found: dict[str, str] = {}
     _divide([(case, samples) for case in cases if (samples := _drawn(case))], backend, found)
     return found
 
 
 def depends_on_layouts(case: LayoutCase) -> bool:
-    """True if eager mode gives other values for contiguous copies of the operands.
+    """True if eager mode returns other values for contiguous copies of the operands.
 
-    Its kernel then reads the memory of any operand as if it were contiguous.
+    In that case, eager mode's kernel reads every operand as if it were contiguous.
     """
     samples = _drawn(case)
     results = []
     for contiguous in (False, True):
-        given = [case.leaves(sample) for sample in samples]
-        read = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, given) if contiguous else given
+        leaves = [case.leaves(sample) for sample in samples]
+        operands = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, leaves) if contiguous else leaves
         torch.manual_seed(0)
-        outputs = [apply(case.row, sample) for sample in read]
+        outputs = [apply(case.row, sample) for sample in operands]
         gradients: list[Any] = []
         if case.has_gradients:
             torch.autograd.backward(differentiable(outputs), [torch.randn_like(out) for out in differentiable(outputs)])
-            gradients = _gradients([given])
+            gradients = _gradients([leaves])
         results.append(
-            [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().contiguous(), found) for found in (outputs, gradients)]
+            [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().contiguous(), values) for values in (outputs, gradients)]
         )
     try:
         assert_equal(*results, tolerance=case.row.tolerance.get(case.dtype))
@@ -96,7 +96,7 @@ def depends_on_layouts(case: LayoutCase) -> bool:
 
 
 def _drawn(case: LayoutCase) -> Samples:
-    """The same operands for every backend, whatever was drawn before: which of equal elements is a median's is nobody's promise."""
+    """Draws the same operands for every backend, because some results are not defined: the index of a median of equal elements."""
     torch.manual_seed(0)
     return case.samples()
 
@@ -112,11 +112,11 @@ def _divide(group: list[tuple[LayoutCase, Samples]], backend: str, found: dict[s
 
 
 def _compare(group: list[tuple[LayoutCase, Samples]], backend: str) -> str:
-    """The first difference from eager mode; "" if there is none."""
+    """Returns the first difference from eager mode, or "" if there is none."""
     torch._dynamo.reset()
 
     def function(samples: list[Samples]) -> list[Any]:
-        return [[apply(case.row, sample) for sample in given] for (case, _), given in zip(group, samples, strict=True)]
+        return [[apply(case.row, sample) for sample in case_samples] for (case, _), case_samples in zip(group, samples, strict=True)]
 
     compiled = torch.compile(function, backend=backend, dynamic=False)
     try:
@@ -144,11 +144,11 @@ def _leaves(group: list[tuple[LayoutCase, Samples]]) -> list[Samples]:
 
 
 def _gradients(samples: list[Samples]) -> list[Any]:
-    return [[value.grad for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)] for given in samples]
+    return [[value.grad for value in pytree.tree_leaves(case_samples) if isinstance(value, torch.Tensor)] for case_samples in samples]
 
 
 def _assert_exact_strides(actual: Any, expected: Any) -> None:
-    """Also those of dimensions of one element."""
+    """Compares all strides, including those of dimensions of size one."""
     for mine, theirs in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
         if isinstance(theirs, torch.Tensor) and theirs.numel():
             assert mine.stride() == theirs.stride(), f"strides {mine.stride()}, eager gives {theirs.stride()}"

@@ -1,4 +1,4 @@
-"""`python -m cases.number_programs [--count 1000] [--seed 0]`: random programs, and the number of those that differ from eager mode."""
+"""`python -m cases.number_programs [--count 1000] [--seed 0]`: runs random programs, and counts differences from eager mode."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("dynaxla").setLevel(logging.ERROR)  # many of these steps stay in eager mode
     failed = 0
-    for seed in range(given.seed, given.seed + given.count):
+    for seed in range(options.seed, options.seed + options.count):
         if report := difference(seed):
             failed += 1
             print(report, flush=True)
-    print(f"{given.count} programs, {failed} differ from eager mode")
+    print(f"{options.count} programs, {failed} differ from eager mode")
     return int(failed > 0)
 
 

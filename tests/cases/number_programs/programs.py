@@ -1,4 +1,4 @@
-"""Random programs: a step with counters and other numbers in its state and its arguments, and the calls of it."""
+"""Random programs: a step that reads counters and other numbers from its state and its arguments, and the calls of this step."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Program:
         if kind < 0.6:
             return self._choose("0", "1", "2", "3", "5")
         operator = self._choose("+", "-", "*", "//", "%")
-        right = self._choose("2", "3", "4") if operator in ("//", "%") else self._integer(depth + 1)
-        return f"({self._integer(depth + 1)} {operator} {right})"
+        second = self._choose("2", "3", "4") if operator in ("//", "%") else self._integer(depth + 1)
+        return f"({self._integer(depth + 1)} {operator} {second})"
 
     def _float(self, depth: int = 0) -> str:
         kind = self._random.random()
@@ -76,8 +76,8 @@ class Program:
         if kind < 0.5:
             return self._choose("0.5", "1.0", "2.0", "0.1", "-1.5")
         if kind < 0.6:
-            one, other = self._float(depth + 1), self._integer(2)
-            return self._choose(f"float({other})", f"({other} / 3)", f"abs({one})", f"min({one}, 1.5)", f"max({one}, -1)")
+            number, integer = self._float(depth + 1), self._integer(2)
+            return self._choose(f"float({integer})", f"({integer} / 3)", f"abs({number})", f"min({number}, 1.5)", f"max({number}, -1)")
         if kind < 0.65:
             return f"(0.9 ** ({self._integer(2)} % 5))"
         return f"({self._float(depth + 1)} {self._choose('+', '-', '*')} {self._float(depth + 1)})"
@@ -130,7 +130,7 @@ class Program:
 
 
 def difference(seed: int) -> str:
-    """Returns a report of the first call that differs from eager mode, in its result, its exception, or the state; "" if there is none."""
+    """Reports the first call whose result, exception or state differs from eager mode; returns "" if there is none."""
     program = Program(seed)
     eager, expected_state = program.make()
     step, state = program.make()
@@ -159,7 +159,7 @@ def _copied(value: Any) -> Any:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Equal types; floats and tensors to rounding."""
+    """True if types and values are equal, floats and tensors up to rounding."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

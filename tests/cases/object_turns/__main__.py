@@ -1,4 +1,4 @@
-"""`python -m cases.object_turns [--count 5000] [--seed 0] [--faults]`: random programs, or how many find each planted fault."""
+"""`python -m cases.object_turns [--count 5000] [--seed 0] [--faults]`: compares with eager mode, or looks for planted faults."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    if given.faults:
+    if options.faults:
         for name, fault in FAULTS.items():
             with fault():
-                found = sum(_fails(seed) for seed in range(given.seed, given.seed + given.count))
-            print(f"{name}: found by {found} of {given.count} programs", flush=True)
+                found = sum(_fails(seed) for seed in range(options.seed, options.seed + options.count))
+            print(f"{name}: found by {found} of {options.count} programs", flush=True)
         return 0
     failed = 0
-    for seed in range(given.seed, given.seed + given.count):
+    for seed in range(options.seed, options.seed + options.count):
         if difference := differences(seed):
             failed += 1
             print(difference, flush=True)
         if (seed + 1) % 100 == 0:
-            print(f"{seed + 1 - given.seed} programs, {failed} differ", flush=True)
-    print(f"{given.count} programs, {failed} differ from eager mode")
+            print(f"{seed + 1 - options.seed} programs, {failed} differ", flush=True)
+    print(f"{options.count} programs, {failed} differ from eager mode")
     return int(failed > 0)
 
 

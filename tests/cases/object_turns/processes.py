@@ -1,4 +1,4 @@
-"""A step that trains two networks in turns, each of them on several processes."""
+"""A step that trains two networks in turns, each on several processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from support.comparisons.compare import assert_equal
 
 
 def agree_in_turns(build: Callable[[], nn.Module]) -> None:
-    """One step trains two networks in turns, each with its optimizer: parameters and the optimizers' state are eager mode's.
+    """One step trains two networks in turns, each with its optimizer. Parameters and the optimizers' state must be as in eager mode.
 
-    build: makes a network for several processes, which takes rows of six numbers.
+    Args:
+        build: makes a network for several processes. Its inputs are rows of six numbers.
     """
 
     def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +29,7 @@ def agree_in_turns(build: Callable[[], nn.Module]) -> None:
 
     width = 6
     for order, fullgraph in (([0, 1] * 3, True), ([0] * 4 + [1] * 4, False)):
-        found = []
+        results = []
         for run in (step, dynaxla.compile_step(step, fullgraph=fullgraph)):
             sets = []
             for number in range(2):
@@ -41,6 +42,6 @@ def agree_in_turns(build: Callable[[], nn.Module]) -> None:
                 losses.append(run(*sets[index], x).clone())
             states = [value for _, optimizer in sets for values in optimizer.state.values() for value in values.values()]
             tensors = [*(parameter for net, _ in sets for parameter in net.parameters()), *states]
-            found.append([losses, [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach() for tensor in tensors]])
-        for item in found[1:]:
-            assert_equal(item, found[0], tolerance=(1e-3, 1e-5))
+            results.append([losses, [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach() for tensor in tensors]])
+        for result in results[1:]:
+            assert_equal(result, results[0], tolerance=(1e-3, 1e-5))

@@ -1,10 +1,10 @@
 """A random step, a random order of calls, and the comparison with eager mode.
 
-XLA compiles the programs of two seeds in ten. For the others torch's kernels run the recorded graph: the subject is where a call finds and
-puts its tensors, and compiling takes most of the time.
+XLA compiles the programs of two seeds in ten. For the other seeds, torch's kernels run the recorded graph, because compiling takes most of
+the time, and these tests check only from which containers a call reads tensors and to which it writes them.
 
-Each set of objects (`Objects`) starts without an optimizer's state, without gradients and with empty containers. A step creates them: in
-the objects of its own call, as new tensors.
+Each set of objects (`Objects`) starts without state of the optimizer, without gradients and with empty containers. A call must create new
+tensors in the objects that it was called with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
 
 
 class Objects:
-    """A model, its optimizer, and places for tensors that a step creates."""
+    """A model, its optimizer, and containers for the tensors that a step creates."""
 
     def __init__(self, seed: int, optimizer: str, lr: float, layers: int) -> None:
         torch.manual_seed(seed)
@@ -46,7 +46,7 @@ class Objects:
         self.bag = SimpleNamespace()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """All places that a step may have filled, by name."""
+        """All tensors that a step may have created, by name; None if it has not."""
         yield from self.model.named_buffers()
         for name, parameter in self.model.named_parameters():
             yield name, parameter
@@ -101,7 +101,7 @@ ACTIONS: tuple[Action, ...] = (average, metric, total, item, attribute, buffer, 
 
 
 def make_step(draw: random.Random) -> Callable[[Objects, torch.Tensor], torch.Tensor]:
-    """A step that trains and fills some places, in a random order."""
+    """Returns a step that trains and creates some tensors, in a random order."""
     actions = draw.sample(ACTIONS, draw.randint(0, 3))
     position = draw.randint(0, len(actions))
     zero = draw.choice([True, False, None])
@@ -124,7 +124,7 @@ def make_step(draw: random.Random) -> Callable[[Objects, torch.Tensor], torch.Te
 
 
 def between(draw: random.Random, objects: Objects) -> None:
-    """A change between two calls, mostly none."""
+    """Changes the objects between two calls; in most cases, it changes nothing."""
     change = draw.choice(["nothing"] * 8 + ["learning rate", "state", "metrics", "gradients"])
     if change == "learning rate":
         objects.optimizer.param_groups[0]["lr"] *= 0.5
@@ -146,7 +146,11 @@ def order_of_calls(draw: random.Random, sets: int) -> list[int]:
 
 
 def run(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], list[Objects]]:
-    """All losses, and the objects as the calls have left them. wrap: makes what is called of the step."""
+    """Returns all losses, and the objects after the calls.
+
+    Args:
+        wrap: takes the step, and returns the function to call.
+    """
     draw = random.Random(seed)
     optimizer, layers, sets = draw.choice(list(OPTIMIZERS)), draw.randint(1, 2), draw.randint(2, 4)
     all_objects = [Objects(10 * seed + number, optimizer, draw.choice([0.1, 0.05]), layers) for number in range(sets)]
@@ -160,25 +164,29 @@ def run(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], list
 
 
 def differences(seed: int) -> str:
-    """The first difference of a program from eager mode; "" if there is none."""
+    """Returns the first difference of a program from eager mode, or "" if there is none."""
     fullgraph = seed % 2 == 0
-    expected, theirs = run(seed, lambda step: step)
+    expected, expected_objects = run(seed, lambda step: step)
     with pytest.MonkeyPatch.context() as patch:
         if seed % 10 not in (0, 5):
             internals.recorded_graphs_run_by_torch(patch)
-        losses, mine = run(seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph, options={"xla": quick_compilation.options()}))
+        losses, all_objects = run(
+            seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph, options={"xla": quick_compilation.options()})
+        )
     try:
         torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-5)
-        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-            found, wanted = dict(one.tensors()), dict(other.tensors())
-            assert found.keys() == wanted.keys(), f"set {number} has {found.keys() ^ wanted.keys()}"
-            for name, tensor in wanted.items():
+        for number, (objects, other) in enumerate(zip(all_objects, expected_objects, strict=True)):
+            found, expected_tensors = dict(objects.tensors()), dict(other.tensors())
+            assert found.keys() == expected_tensors.keys(), f"set {number} has {found.keys() ^ expected_tensors.keys()}"
+            for name, tensor in expected_tensors.items():
                 assert (found[name] is None) == (tensor is None), f"set {number}: {name}"
                 if tensor is not None:
                     torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-        places = [(number, name, tensor) for number, one in enumerate(mine) for name, tensor in one.tensors() if tensor is not None]
+        tensors = [
+            (number, name, tensor) for number, objects in enumerate(all_objects) for name, tensor in objects.tensors() if tensor is not None
+        ]
         owners: dict[int, int] = {}
-        for number, name, tensor in places:
+        for number, name, tensor in tensors:
             assert owners.setdefault(tensor.data_ptr(), number) == number, f"{name} of set {number} is shared with another set"
     except AssertionError as error:
         return f"program {seed}: {error}"

@@ -1,4 +1,4 @@
-"""The programs of the processes that many_processes/test_collectives.py starts. Each case compares compiled with eager in all processes."""
+"""Cases for the processes of tests/many_processes/test_collectives.py. Each compares compiled code with eager mode in all processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def case(function: Case) -> Case:
 
 
 def run(rank: int, rendezvous: str, results: str, *names: str) -> None:
-    """A process of the group: these cases, or all of them, in turn; what it raised goes to a file."""
+    """Runs cases (default: all) in one process of the group, and writes their errors to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
@@ -60,19 +60,19 @@ def compiled(function: Any, **settings: Any) -> Any:
 
 
 def agree(function: Callable[..., Any], *args: Any, calls: int = 2, **settings: Any) -> None:
-    """Results, mutations and aliases as in eager mode."""
-    mine_function = compiled(function, **settings)
+    """Results, mutations and aliases are as in eager mode."""
+    compiled_function = compiled(function, **settings)
     for _ in range(calls):
         mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
         expected = pytree.tree_map_only(fc.AsyncCollectiveTensor, lambda tensor: tensor.wait(), function(*theirs))
-        actual = mine_function(*mine)
+        actual = compiled_function(*mine)
         assert_equal(actual, expected)
         assert_equal(list(mine), list(theirs))
         assert aliases(mine, actual) == aliases(theirs, expected)
 
 
 def large(rank: int) -> torch.Tensor:
-    """So large that it takes the network a while."""
+    """Returns a tensor so large that its transfer takes a noticeable time."""
     return torch.arange(300_000.0).view(3, -1) * (rank + 1)
 
 
@@ -111,7 +111,7 @@ def all_reduce_of_a_view_of_an_input(rank: int) -> None:
 
 
 @case
-def work_between_the_call_and_the_wait(rank: int) -> None:
+def work_between_call_and_wait(rank: int) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y, z = x * 2, x + 1
         arriving = fc.all_reduce(y, "sum", dist.group.WORLD)
@@ -133,7 +133,7 @@ def gather_scatter_and_exchange(rank: int) -> None:
 
 
 @case
-def many_at_once(rank: int) -> None:
+def coalesced_all_reduce(rank: int) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [z + 1 for z in fc.all_reduce_coalesced([x * 2, y.sin()], "sum", dist.group.WORLD)]
 
@@ -142,7 +142,7 @@ def many_at_once(rank: int) -> None:
 
 @case
 def in_place_ops_of_a_graph(rank: int) -> None:
-    """`all_reduce_` writes to what it gets: a program's result, and an input. AOTAutograd lets no such op through, but other passes do."""
+    """`all_reduce_` writes to its argument: a program's result, and an input. AOTAutograd removes such ops, but a pass may add them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     group = dist.group.WORLD.group_name
@@ -150,26 +150,26 @@ def in_place_ops_of_a_graph(rank: int) -> None:
     graph = torch.fx.Graph()
     mode = FakeTensorMode()
 
-    def note(node: torch.fx.Node) -> torch.fx.Node:
+    def with_value(node: torch.fx.Node) -> torch.fx.Node:
         node.meta["val"] = mode.from_tensor(real.clone())
         return node
 
-    x = note(graph.placeholder("x"))
-    y = note(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)))
+    x = with_value(graph.placeholder("x"))
+    y = with_value(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)))
     for node, op in ((y, "sum"), (x, "max")):
-        arriving = note(graph.call_function(torch.ops._c10d_functional.all_reduce_.default, (node, op, group)))
-        note(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (arriving,)))
-    graph.output((note(graph.call_function(torch.ops.aten.add.Tensor, (y, x))), y))
+        reduced = with_value(graph.call_function(torch.ops._c10d_functional.all_reduce_.default, (node, op, group)))
+        with_value(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (reduced,)))
+    graph.output((with_value(graph.call_function(torch.ops.aten.add.Tensor, (y, x))), y))
     program = engine_for(Options()).runner(AtenGraph("in_place", torch.fx.GraphModule(torch.nn.Module(), graph)))
     for _ in range(2):
-        given = real.clone()
-        total, sums = program([given])
+        x_value = real.clone()
+        total, sums = program([x_value])
         whole = real / (rank + 1)
-        assert_equal([total, sums, given], [whole * 8, whole * 6, whole * 2])
+        assert_equal([total, sums, x_value], [whole * 8, whole * 6, whole * 2])
 
 
 @case
-def changing_sizes(rank: int) -> None:
+def dynamic_sizes(rank: int) -> None:
     function = compiled(lambda x: fc.all_reduce(x * 2, "sum", dist.group.WORLD) + x.shape[0], dynamic=True, fullgraph=True)
     for rows in (3, 5, 4):
         x = torch.randn(rows, 7) + rank
@@ -178,15 +178,15 @@ def changing_sizes(rank: int) -> None:
 
 
 @case
-def an_input_that_has_not_arrived(rank: int) -> None:
+def unfinished_collective_as_input(rank: int) -> None:
     x = large(rank)
     arriving = fc.all_reduce(x, "sum", dist.group.WORLD)
     assert_equal(compiled(lambda x: x * 2)(arriving), x / (rank + 1) * 6)
 
 
 @case
-def inference_by_a_frozen_model(rank: int) -> None:
-    """What parameters alone decide is computed once, but not what another process has a part in."""
+def frozen_model_with_collective(rank: int) -> None:
+    """Values that depend only on parameters are computed once, but not results of collectives."""
     weight = nn.Parameter(torch.full((3,), rank + 1.0), requires_grad=False)
     module = nn.Module()
     module.weight = weight
@@ -239,7 +239,7 @@ def tensor_parallel(rank: int) -> None:
 
 @case
 def tensor_parallel_inference(rank: int) -> None:
-    """A parameter is a tensor that wraps one other."""
+    """Inputs and output of the graph are DTensors."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -310,14 +310,14 @@ def data_parallel(rank: int) -> None:
 def agree_in_steps(
     net: nn.Module, step: Callable[[torch.Tensor], torch.Tensor], eager: Callable[[torch.Tensor], torch.Tensor], *more: Any
 ) -> None:
-    """A step with collectives: as a program, in eager mode for its effects, and both by ranks."""
+    """A step agrees with eager mode: as a program, in eager mode because of a side effect, and with one way on each rank."""
     rank = dist.get_rank()
     start = [copy.deepcopy(item.state_dict()) for item in (net, *more)]
     found = []
     printed: list[int] = []
 
     def printing(x: torch.Tensor) -> torch.Tensor:
-        printed.append(len(printed))  # no recording does that
+        printed.append(len(printed))  # a side effect, so the step stays in eager mode
         return step(x)
 
     whole = dynaxla.compile_step(step, fullgraph=True)
@@ -378,14 +378,14 @@ def data_parallel_models_in_turns(rank: int) -> None:
     agree_in_turns(lambda: nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))))
 
 
-def agree_by_ranks(function: Callable[[torch.Tensor], Any], *, is_program: bool) -> None:
-    """One rank runs a step in eager mode, since it has effects; the other one its program, if it is one. Then the other way round."""
+def agree_with_one_eager_rank(function: Callable[[torch.Tensor], Any], *, is_program: bool) -> None:
+    """One rank runs a step in eager mode because of a side effect, the other a program if `is_program`. Then they change roles."""
     rank = dist.get_rank()
-    for outspoken in range(WORLD):
+    for eager_rank in range(WORLD):
         seen: list[int] = []
 
-        def step(x: torch.Tensor, speaks: bool = rank == outspoken, seen: list[int] = seen) -> Any:
-            if speaks:
+        def step(x: torch.Tensor, has_effect: bool = rank == eager_rank, seen: list[int] = seen) -> Any:
+            if has_effect:
                 seen.append(len(seen))
             return function(x)
 
@@ -394,8 +394,8 @@ def agree_by_ranks(function: Callable[[torch.Tensor], Any], *, is_program: bool)
             mine, theirs = (torch.arange(6.0).view(2, 3) + rank + number for _ in range(2))
             assert_equal(run(mine), function(theirs))
             assert_equal(mine, theirs)
-        assert seen == ([*range(5)] if rank == outspoken else [])
-        assert dynaxla.metrics.snapshot().get("steps", 0) - before == (3 if is_program and rank != outspoken else 0)
+        assert seen == ([*range(5)] if rank == eager_rank else [])
+        assert dynaxla.metrics.snapshot().get("steps", 0) - before == (3 if is_program and rank != eager_rank else 0)
 
 
 @case
@@ -414,21 +414,21 @@ def inplace_collectives_in_eager_mode_and_in_a_program(rank: int) -> None:
         dist.reduce_scatter_tensor(part, x.reshape(-1) * 3, op=dist.ReduceOp.MAX)
         return before, gathered, part, *listed
 
-    agree_by_ranks(function, is_program=True)
+    agree_with_one_eager_rank(function, is_program=True)
 
 
 @case
-def a_collective_that_no_program_has(rank: int) -> None:
+def collective_without_functional_form(rank: int) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         before = x * 2
-        dist.all_to_all_single(x, x + 1)  # has no form that returns its result
+        dist.all_to_all_single(x, x + 1)  # has no functional form
         return before, x + 1
 
-    agree_by_ranks(function, is_program=False)
+    agree_with_one_eager_rank(function, is_program=False)
 
 
 @case
-def gradients_are_not_averaged_where_the_step_says_so(rank: int) -> None:
+def no_sync_in_a_step(rank: int) -> None:
     net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -443,7 +443,7 @@ def gradients_are_not_averaged_where_the_step_says_so(rank: int) -> None:
 
 
 @case
-def a_hook_that_comes_later_is_not_left_out(rank: int) -> None:
+def communication_hook_registered_after_recording(rank: int) -> None:
     net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -457,7 +457,7 @@ def a_hook_that_comes_later_is_not_left_out(rank: int) -> None:
         compiled_step(torch.ones(3, 4))
     before = net.module.weight.grad.clone()
 
-    def halved(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and takes no strings
+    def halved(_, bucket):  # type: ignore[no-untyped-def]  # torch inspects annotations, and rejects strings
         arriving = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
         return arriving.then(lambda found: found.value()[0] / 4)
 
@@ -467,7 +467,7 @@ def a_hook_that_comes_later_is_not_left_out(rank: int) -> None:
 
 
 @case
-def buffers_are_those_of_the_first_process(rank: int) -> None:
+def buffers_are_broadcast_from_the_first_process(rank: int) -> None:
     net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -495,12 +495,15 @@ def an_unused_parameter_is_an_error(rank: int) -> None:
 
 
 @case
-def independent_collectives_have_one_order(rank: int) -> None:
+def independent_collectives_run_in_one_order(rank: int) -> None:
     independent(rank, count=30, calls=10)
 
 
 def independent(rank: int, count: int, calls: int) -> None:
-    """Whatever is ready first, on whatever thread: sums would be of other tensors, or of other sizes."""
+    """Collectives run in the same order in all processes, even if their inputs are ready in another order.
+
+    In different orders, they would add tensors that do not belong together, or of different sizes.
+    """
     waits = random.Random(rank)
 
     @torch.library.custom_op("test_collectives::late", mutates_args=())
@@ -520,17 +523,17 @@ def independent(rank: int, count: int, calls: int) -> None:
         whole = torch.arange(7.0) * 3 + 2 * call
         assert_equal(run(x), [whole[: 1 + number % 7] + 2 * number for number in range(count)])
     torch.set_num_threads(1)
-    assert dynaxla.metrics.snapshot()["calls"] - before.get("calls", 0) == calls, "one program holds them all"
+    assert dynaxla.metrics.snapshot()["calls"] - before.get("calls", 0) == calls, "the collectives are not in one program"
 
 
 def many_independent(rank: int) -> None:
-    """Takes minutes."""
+    """A longer case, which takes minutes."""
     independent(rank, count=100, calls=1000)
 
 
 @case
-def gradients_of_the_step_before(rank: int) -> None:
-    """Those of DTensors, too, are what the last call has left."""
+def gradients_of_the_previous_step(rank: int) -> None:
+    """A step reads the gradients that the previous call has left, here DTensors."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 

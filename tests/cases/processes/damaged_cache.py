@@ -1,4 +1,4 @@
-"""Files of a cache directory that something has damaged."""
+"""Damages the files of a cache directory, and checks that the next process ignores them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gone(files: list[Path]) -> None:
         shutil.rmtree(folder)
 
 
-# By name: what does it, and whether new files can stand in the place of what there is then.
+# By name: the function that damages the files, and True if new files can replace the damaged ones.
 DAMAGES = {
     "cut": (cut, True),
     "flipped": (flipped, True),
@@ -52,7 +52,7 @@ DAMAGES = {
 
 
 def check(damage: str, folder: str) -> None:
-    """After the damage, a start finds nothing and is right."""
+    """After the damage, a start loads nothing from the cache, and its results are correct."""
     assert backend.dynaxla
     cache, x = Path(folder), torch.randn(4, 4)
     functions = (lambda x: x.tan() + 1, lambda x: x.tan() + 2)
@@ -61,7 +61,7 @@ def check(damage: str, folder: str) -> None:
         metrics.reset()
         for function in functions:
             torch._dynamo.reset()
-            gc.collect()  # programs that are still there are not looked for in files
+            gc.collect()  # a program that is still in memory is not loaded from a file
             torch.testing.assert_close(torch.compile(function, backend="dynaxla", options={"cache": str(cache)})(x), function(x))
         return tuple(metrics.snapshot().get(name, 0) for name in ("kept_graphs", "recalls", "loads"))
 
@@ -69,8 +69,8 @@ def check(damage: str, folder: str) -> None:
     assert start() == (2, 2, 2)
     files = [path for path in cache.rglob("*") if path.is_file()]
     assert len(files) == 6
-    damaged, makes_room = DAMAGES[damage]
-    damaged(sorted(files))
+    damage_files, is_replaceable = DAMAGES[damage]
+    damage_files(sorted(files))
     assert start() == (0, 0, 0)
-    if makes_room:
+    if is_replaceable:
         assert start() == (2, 2, 2)

@@ -1,4 +1,4 @@
-"""Processes of which one dies, hangs, runs other collectives or ends early, for many_processes/test_process_collectives.py."""
+"""Runs processes for tests/many_processes/test_process_collectives.py: one dies, hangs, calls other collectives, or ends early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with FSDP2, for training/test_fully_sharded.py: as programs and in eager mode, each compared with the function itself."""
+"""Cases for tests/training/test_fully_sharded.py: steps with FSDP2, recorded, or in eager mode because of a side effect."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Net = Callable[[], nn.Module]
 Step = Callable[[torch.Tensor], Any]
 CASES: dict[str, Case] = {}
 WORLD = 2
-# Torch 2.15 keeps gradients that wait in dtypes of their own, and by parameter.
-KEEPS_MORE = hasattr(FSDPParam, "unsharded_grad_dtype")
+# torch 2.15 stores unreduced gradients for each parameter, in a dtype of their own.
+HAS_UNSHARDED_GRAD_DTYPE = hasattr(FSDPParam, "unsharded_grad_dtype")
 WIDTH = 6
 
 
@@ -43,13 +43,13 @@ def case(function: Case) -> Case:
     return function
 
 
-def case_where_more_is_kept(function: Case) -> Case:
-    """A case of what earlier releases of torch do not have."""
-    return case(function) if KEEPS_MORE else function
+def case_with_unsharded_grad_dtype(function: Case) -> Case:
+    """Adds a case for features that earlier releases of torch lack."""
+    return case(function) if HAS_UNSHARDED_GRAD_DTYPE else function
 
 
 def run(rank: int, rendezvous: str, results: str, names: list[str]) -> None:
-    """A process of the group: every case in turn; what it raised goes to a file."""
+    """Runs cases in one process of the group, and writes their errors to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
@@ -71,7 +71,7 @@ def mesh() -> DeviceMesh:
 
 
 class Block(nn.Module):
-    """Sizes that two processes cut into unequal parts, one of which is empty."""
+    """A residual block. Two processes divide its parameters into unequal shards, and one of `scale` is empty."""
 
     def __init__(self, hidden: int = 5) -> None:
         super().__init__()
@@ -83,7 +83,12 @@ class Block(nn.Module):
 
 
 def blocks(outermost: Any = None, **settings: Any) -> nn.Sequential:
-    """outermost: other settings for the module that has all others."""
+    """Returns a network of sharded blocks.
+
+    Args:
+        outermost: settings of the outermost module, if they differ from those of the blocks.
+        settings: settings of the blocks.
+    """
     net = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 3))
     for block in list(net)[:2]:
         fully_shard(block, mesh=mesh(), **settings)
@@ -112,7 +117,7 @@ def batch(number: int) -> torch.Tensor:
 
 
 def state(net: nn.Module) -> list[Any]:
-    """This process's parts of parameters and gradients."""
+    """Returns this process's shards of parameters and gradients."""
     found: list[Any] = []
     for parameter in net.parameters():
         assert isinstance(parameter, (DTensor, nn.Parameter))
@@ -131,8 +136,17 @@ def agree(
     tolerance: tuple[float, float] = (1e-4, 1e-5),
     modes: tuple[str, ...] = ("recorded", "printing"),
 ) -> None:
-    """Each mode gives what eager mode gives. recorded: whether the step can be. between: is called with the network and a number before
-    each call."""
+    """Losses, parameters and gradients of each mode are those of eager mode.
+
+    Args:
+        build: makes the network.
+        make: makes the step.
+        calls: the number of calls.
+        recorded: True if the step can be recorded.
+        between: called before each call, with the network and the number of the call.
+        tolerance: the relative and absolute tolerance.
+        modes: "recorded"; "printing" (a side effect keeps the step in eager mode); "by ranks" (recorded on rank 0, "printing" elsewhere).
+    """
     found = []
     for mode in ("eager", *modes):
         torch.manual_seed(0)
@@ -141,11 +155,11 @@ def agree(
         printed: list[int] = []
 
         def printing(x: torch.Tensor, step: Step = step, printed: list[int] = printed) -> Any:
-            printed.append(len(printed))  # no recording does that
+            printed.append(len(printed))  # a side effect, so the step stays in eager mode
             return step(x)
 
-        is_whole = mode == "recorded" or (mode == "by ranks" and dist.get_rank() == 0)
-        compiled = dynaxla.compile_step(step, fullgraph=recorded) if is_whole else dynaxla.compile_step(printing)
+        is_recorded = mode == "recorded" or (mode == "by ranks" and dist.get_rank() == 0)
+        compiled = dynaxla.compile_step(step, fullgraph=recorded) if is_recorded else dynaxla.compile_step(printing)
         call = step if mode == "eager" else compiled
         before, results = dynaxla.metrics.snapshot().get("steps", 0), []
         for number in range(calls):
@@ -158,7 +172,7 @@ def agree(
 
 
 @case
-def unequal_parts() -> None:
+def unequal_shards() -> None:
     agree(modes=("recorded", "printing", "by ranks"))
 
 
@@ -168,13 +182,13 @@ def models_in_turns() -> None:
 
 
 @case
-def nothing_but_the_whole_model() -> None:
+def only_the_whole_model_is_sharded() -> None:
     agree(lambda: fully_shard(nn.Sequential(Block(), nn.Linear(WIDTH, 3)), mesh=mesh()))
 
 
 @case
 def a_step_that_one_process_cannot_record() -> None:
-    """It calls the collectives of the others' program."""
+    """This process calls the collectives of the other process's program."""
 
     def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         step, seen = plain_step(net, optimizer), list[int]()
@@ -195,7 +209,7 @@ def mixed_precision() -> None:
 
 
 @case
-def mixed_precision_of_parameters_alone() -> None:
+def mixed_precision_of_parameters_only() -> None:
     agree(lambda: blocks(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), tolerance=(3e-2, 1e-2))
 
 
@@ -244,7 +258,7 @@ def gathered_parameters_stay_while_gradients_accumulate() -> None:
 
 
 def without_an_optimizer(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """A step that leaves gradients alone."""
+    """Returns a step that accumulates gradients and does not use them."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = net(x).square().mean()
@@ -256,7 +270,7 @@ def without_an_optimizer(net: nn.Module, optimizer: torch.optim.Optimizer) -> St
 
 @case
 def gradients_accumulate_over_steps() -> None:
-    """Every second step exchanges gradients; the ones before leave them to it."""
+    """Every second step reduces gradients, including those of the step before."""
 
     def between(net: Any, number: int) -> None:
         net.set_requires_gradient_sync(number % 2 == 1)
@@ -265,8 +279,8 @@ def gradients_accumulate_over_steps() -> None:
 
 
 @case
-def what_a_step_leaves_and_finds_is_watched() -> None:
-    """The same step without an exchange of gradients, and with one: two programs, and gradients that wait in between."""
+def step_with_and_without_gradient_sync() -> None:
+    """The step has one program without reduction of gradients and one with it; the second one reduces the gradients of the first."""
 
     def between(net: Any, number: int) -> None:
         net.set_requires_gradient_sync(number == 1)
@@ -276,7 +290,7 @@ def what_a_step_leaves_and_finds_is_watched() -> None:
 
 @case
 def eager_passes_between_steps() -> None:
-    """An evaluation leaves the outermost parameters gathered, and a pass that exchanges nothing leaves gradients to the step."""
+    """An evaluation leaves the outermost parameters gathered, and a backward pass leaves unreduced gradients to the step."""
 
     def between(net: Any, number: int) -> None:
         with torch.no_grad():
@@ -290,8 +304,8 @@ def eager_passes_between_steps() -> None:
 
 
 @case
-def gradients_that_steps_and_eager_passes_leave_to_each_other() -> None:
-    """A step's are exchanged by an eager pass, and those of an eager pass, on top of a step's, by a step."""
+def unreduced_gradients_pass_between_steps_and_eager_mode() -> None:
+    """An eager backward pass reduces the gradients of a step; then a step reduces those of a step and of an eager backward pass."""
 
     def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -313,7 +327,7 @@ def gradients_that_steps_and_eager_passes_leave_to_each_other() -> None:
 
 @case
 def gradients_are_summed_in_the_dtype_of_eager_mode() -> None:
-    """float32 holds the sum of two gradients, bfloat16 does not."""
+    """The sum of the two gradients is exact in float32, and not in bfloat16."""
 
     def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
         value = 2.0 ** (-8 * dist.get_rank())
@@ -330,7 +344,7 @@ def gradients_are_summed_in_the_dtype_of_eager_mode() -> None:
         agree(lambda policy=policy: fully_shard(nn.Linear(WIDTH, 1), mesh=mesh(), mp_policy=policy), make, calls=2, tolerance=(0, 0))
 
 
-class OfTwoDtypes(nn.Module):
+class TwoDtypes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.last = nn.Linear(WIDTH, 5), nn.Linear(5, 5, dtype=torch.bfloat16), nn.Linear(5, 3)
@@ -339,12 +353,12 @@ class OfTwoDtypes(nn.Module):
         return self.last(self.second(self.first(x).bfloat16()).float())  # type: ignore[no-any-return]
 
 
-@case_where_more_is_kept
+@case_with_unsharded_grad_dtype
 def parameters_of_two_dtypes_in_one_group() -> None:
-    """Torch asks for one dtype of all parameters that a first pass trains, and takes what is trained later as it is."""
+    """torch requires one dtype for the parameters trained in the first pass, but accepts parameters of another dtype later."""
 
     def build() -> nn.Module:
-        net = OfTwoDtypes()
+        net = TwoDtypes()
         net.second.requires_grad_(False)
         sharded = fully_shard(net, mesh=mesh())
         sharded(batch(0))
@@ -369,7 +383,7 @@ def replicas() -> None:
 
 
 @case
-def replicas_that_add_gradients_later() -> None:
+def replicas_all_reduce_gradients_later() -> None:
     def make(net: Any, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
@@ -385,31 +399,31 @@ def replicas_that_add_gradients_later() -> None:
     agree(lambda: replicated((WORLD, 1)), make)
 
 
-class InTurns(nn.Module):
-    """Uses one of its two modules."""
+class EitherBlock(nn.Module):
+    """A module that calls one of its two blocks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other = Block(), Block(4)
-        self.uses_one = True
+        self.first, self.second = Block(), Block(4)
+        self.uses_first = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.one if self.uses_one else self.other)(x)  # type: ignore[no-any-return]
+        return (self.first if self.uses_first else self.second)(x)  # type: ignore[no-any-return]
 
 
-@case_where_more_is_kept
-def replicas_that_add_gradients_of_other_parameters_later() -> None:
-    """Sums that wait for other replicas are kept by parameter, in steps and between steps and eager passes."""
+@case_with_unsharded_grad_dtype
+def replicas_all_reduce_gradients_of_other_parameters_later() -> None:
+    """Gradients not yet reduced over replicas are stored for each parameter, in a step and between steps and eager passes."""
 
     def build() -> nn.Module:
-        return fully_shard(InTurns(), mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))
+        return fully_shard(EitherBlock(), mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))
 
     def in_a_step(net: Any, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
             for index in range(3):
                 net.set_requires_all_reduce(index == 2)
-                net.uses_one = index == 1
+                net.uses_first = index == 1
                 loss = net(x).square().mean()
                 loss.backward()
             optimizer.step()
@@ -427,19 +441,19 @@ def replicas_that_add_gradients_of_other_parameters_later() -> None:
 
     def between(net: Any, number: int) -> None:
         if number % 2:
-            net.uses_one = False
+            net.uses_first = False
             net.set_requires_all_reduce(number == 3)
             net(batch(5)).sum().backward()
         net.set_requires_all_reduce(number % 2 == 1)
-        net.uses_one = True
+        net.uses_first = True
 
     agree(build, in_a_step)
     agree(build, in_several, calls=5, between=between)
 
 
-@case_where_more_is_kept
-def a_backward_pass_that_is_finished_later() -> None:
-    """`finalize_backward` exchanges gradients that a step has left, behind it and in it."""
+@case_with_unsharded_grad_dtype
+def backward_pass_finalized_later() -> None:
+    """`finalize_backward` reduces gradients that a step has left, after the step and within it."""
 
     def build() -> nn.Module:
         net: Any = blocks()
@@ -453,13 +467,13 @@ def a_backward_pass_that_is_finished_later() -> None:
         net.set_requires_gradient_sync(False)
 
     agree(build, without_an_optimizer, between=between)
-    for is_exchanged in (False, True):
+    for is_synced in (False, True):
 
-        def with_the_end(net: Any, optimizer: torch.optim.Optimizer, is_exchanged: bool = is_exchanged) -> Step:
+        def with_finalization(net: Any, optimizer: torch.optim.Optimizer, is_synced: bool = is_synced) -> Step:
             step = without_an_optimizer(net, optimizer)
 
             def longer(x: torch.Tensor) -> torch.Tensor:
-                net.set_requires_gradient_sync(is_exchanged)
+                net.set_requires_gradient_sync(is_synced)
                 loss = step(x)
                 net.set_requires_gradient_sync(True)
                 net.finalize_backward()
@@ -467,7 +481,7 @@ def a_backward_pass_that_is_finished_later() -> None:
 
             return longer
 
-        agree(build, with_the_end, modes=("printing",))
+        agree(build, with_finalization, modes=("printing",))
 
 
 class Tied(nn.Module):
@@ -492,7 +506,7 @@ def tied_parameters() -> None:
 
 
 @case
-def modules_that_are_gathered_together() -> None:
+def modules_in_one_group() -> None:
     def build() -> nn.Module:
         net = Tied()
         fully_shard(net.block, mesh=mesh())
@@ -503,7 +517,7 @@ def modules_that_are_gathered_together() -> None:
 
 
 @case
-def another_dimension_is_cut() -> None:
+def sharded_along_the_last_dimension() -> None:
     def build() -> nn.Module:
         net = nn.Sequential(Block(8), nn.Linear(WIDTH, 4))
         fully_shard(net[0], mesh=mesh(), shard_placement_fn=lambda parameter: Shard(parameter.ndim - 1))
@@ -525,8 +539,8 @@ def frozen_and_ignored_parameters() -> None:
     agree(build)
 
 
-class Choosing(nn.Module):
-    """Has a parameter, and a module, that it does not use."""
+class UnusedParameters(nn.Module):
+    """A module with a parameter and a block that it does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -539,7 +553,7 @@ class Choosing(nn.Module):
 @case
 def parameters_without_gradients() -> None:
     def build() -> nn.Module:
-        net = Choosing()
+        net = UnusedParameters()
         fully_shard(net.used, mesh=mesh())
         fully_shard(net.unused, mesh=mesh())
         return fully_shard(net, mesh=mesh())
@@ -590,17 +604,17 @@ def checkpoints() -> None:
 
 
 @case
-def parameters_that_stay_after_the_forward_pass() -> None:
+def no_reshard_after_forward() -> None:
     agree(lambda: blocks(reshard_after_forward=False))
 
 
 @case
-def parameters_that_are_kept_on_fewer_processes() -> None:
+def reshard_to_fewer_processes_after_forward() -> None:
     agree(lambda: blocks(reshard_after_forward=1))
 
 
 @case
-def another_factor() -> None:
+def gradient_divide_factor() -> None:
     def build() -> nn.Module:
         net: Any = blocks(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float64))
         net.set_gradient_divide_factor(3.0)
@@ -628,8 +642,8 @@ def clipped_gradients() -> None:
 
 
 @case
-def tensor_parallel_besides() -> None:
-    """Gradients wait as DTensors, laid in another way than parameters."""
+def tensor_parallel_and_fully_sharded() -> None:
+    """Unreduced gradients are DTensors whose placements differ from those of the parameters."""
 
     def build() -> nn.Module:
         device_mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("fsdp", "tp"))
@@ -657,7 +671,7 @@ class Method(nn.Module):
 
 
 @case
-def another_method_than_forward() -> None:
+def registered_forward_method() -> None:
     def build() -> nn.Module:
         net = fully_shard(Method(), mesh=mesh())
         register_fsdp_forward_method(net, "encode")
@@ -683,7 +697,7 @@ def without_gradients() -> None:
             with torch.no_grad():
                 before = net(x)
             after = net(x)
-            net.reshard()  # eager mode would leave the outermost parameters whole
+            net.reshard()  # eager mode would leave the outermost parameters gathered
             return before + after  # type: ignore[no-any-return]
 
         return step
@@ -692,7 +706,7 @@ def without_gradients() -> None:
 
 
 @case
-def gathered_when_asked() -> None:
+def explicit_unshard_and_reshard() -> None:
     def make(net: Any, optimizer: torch.optim.Optimizer) -> Step:
         def step(x: torch.Tensor) -> torch.Tensor:
             net[0].unshard()
@@ -707,7 +721,7 @@ def gathered_when_asked() -> None:
 
 
 @case
-def a_recording_that_fails_leaves_parts() -> None:
+def failed_recording_restores_sharded_parameters() -> None:
     net = blocks()
     parts = list(net.parameters())
 
@@ -725,7 +739,7 @@ def a_recording_that_fails_leaves_parts() -> None:
 
 
 @case
-def what_is_not_supported_says_so() -> None:
+def unsupported_hook_is_reported() -> None:
     def build() -> Any:
         net: Any = blocks()
         net.set_all_reduce_hook(lambda gradient: gradient.mul_(2))
@@ -738,12 +752,12 @@ def what_is_not_supported_says_so() -> None:
 
 
 @case
-def a_torch_with_other_insides_gathers_by_itself() -> None:
-    """No attribute is used before all of them have been looked for."""
+def unknown_internals_of_torch_run_eagerly() -> None:
+    """The backend checks all internals that it needs before it uses any of them."""
     for names in ("_IN_STATE", "_IN_GROUP", "_IN_PARAMETER", "_FUNCTIONS"):
         before = getattr(private_fsdp, names)
-        for ask in (private_fsdp._missing_function, private_fsdp._reported):
-            ask.cache_clear()
+        for function in (private_fsdp._missing_function, private_fsdp._reported):
+            function.cache_clear()
         setattr(private_fsdp, names, (*before, "torch.renamed"))
         try:
             agree(recorded=False, calls=2)
@@ -757,7 +771,7 @@ def a_torch_with_other_insides_gathers_by_itself() -> None:
 
 
 @case
-def a_setting_that_changes_makes_another_program() -> None:
+def changed_setting_makes_another_program() -> None:
     def between(net: Any, number: int) -> None:
         net.set_requires_gradient_sync(number != 1)
         net.set_gradient_divide_factor(2.0 if number < 4 else WORLD * 2.0)
@@ -769,14 +783,14 @@ def a_setting_that_changes_makes_another_program() -> None:
     )
 
 
-class Counted:
-    """Counts the collectives that programs call, and what they give."""
+class CollectiveCounter:
+    """Counts the collectives that programs call, and the elements of their results."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.elements: Counter[str] = Counter()
 
-    def __enter__(self) -> Counted:
+    def __enter__(self) -> CollectiveCounter:
         self._before = dict(collectives._STARTS)
         for name, function in self._before.items():
             collectives._STARTS[name] = self._counting(name.partition("::")[2], function)
@@ -796,7 +810,7 @@ class Counted:
 
 @case
 def collectives_of_a_step() -> None:
-    """One for each group: gathered for the forward pass and again for the backward pass (the outermost group stays), reduced once."""
+    """Each group is gathered once in the forward pass and once in the backward pass (not the outermost one), and reduced once."""
     torch.manual_seed(0)
     net = nn.Sequential(Block(8), Block(8), nn.Linear(WIDTH, 4))
     whole = sum(parameter.numel() for parameter in net.parameters())
@@ -804,33 +818,33 @@ def collectives_of_a_step() -> None:
         fully_shard(block, mesh=mesh(), shard_placement_fn=lambda parameter: Shard(parameter.ndim - 1))
     fully_shard(net, mesh=mesh())
     step = dynaxla.compile_step(plain_step(net, torch.optim.SGD(net.parameters(), lr=0.1)), fullgraph=True)
-    with Counted() as counted:
+    with CollectiveCounter() as counter:
         step(batch(0))
-    assert counted.calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
-    assert counted.elements["reduce_scatter_tensor"] == whole / WORLD
-    assert counted.elements["all_gather_into_tensor"] <= 2 * whole
+    assert counter.calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
+    assert counter.elements["reduce_scatter_tensor"] == whole / WORLD
+    assert counter.elements["all_gather_into_tensor"] <= 2 * whole
 
 
 @case
-def a_compiled_model_gathers_again() -> None:
-    """The backward graph gathers what it needs; autograd keeps activations, and this process's parts of parameters."""
+def compiled_model_gathers_again_in_backward() -> None:
+    """The backward graph gathers parameters again; autograd saves only activations and this process's shards."""
     net = nn.Sequential(*(Block(8) for _ in range(3)))
     parameters = {name: parameter.numel() for name, parameter in net.named_parameters()}
     parallelisms.parametrized_fsdp(net)
     model = torch.compile(net, backend="dynaxla")
-    kept: list[int] = []
+    saved: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(0 if isinstance(tensor, DTensor) else tensor.numel())
+        saved.append(0 if isinstance(tensor, DTensor) else tensor.numel())
         return tensor
 
-    with Counted() as counted:
+    with CollectiveCounter() as counter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = model(batch(0)).square().mean()
-        assert counted.calls == {"all_gather_into_tensor": len(parameters)}
+        assert counter.calls == {"all_gather_into_tensor": len(parameters)}
         loss.backward()
     # The first layer's input needs no gradient, and biases are not needed.
     again = sum(not name.endswith("bias") for name in parameters) - 1
-    assert counted.calls == {"all_gather_into_tensor": len(parameters) + again, "reduce_scatter_tensor": len(parameters)}
+    assert counter.calls == {"all_gather_into_tensor": len(parameters) + again, "reduce_scatter_tensor": len(parameters)}
     rows = len(batch(0))
-    assert sum(kept) <= sum(parameters.values()) / WORLD * 1.2 + rows * 3 * (2 * WIDTH + 8), kept
+    assert sum(saved) <= sum(parameters.values()) / WORLD * 1.2 + rows * 3 * (2 * WIDTH + 8), saved

@@ -1,4 +1,4 @@
-"""Processes without dynaxla that read a checkpoint into DTensors and write it again."""
+"""Processes without dynaxla that read a checkpoint into DTensors, and write it again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHAPE = 16, 8
 
 
 def expected() -> dict[str, torch.Tensor]:
-    """What the checkpoint has."""
+    """Returns the tensors of the checkpoint."""
     numbers = torch.arange(128.0).view(SHAPE)
     return {"rows": numbers, "columns": numbers + 0.5, "both": -numbers, "copied": numbers * 3}
 
 
-def _there(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _distributed(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("a", "b"))
     placements: dict[str, Any] = {
@@ -35,12 +35,12 @@ def _there(state: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def run(rank: int, world: int, folder: str) -> None:
-    """Read the checkpoint "jax" of a folder, and write one that is named by the number of processes. What is raised goes to a file."""
+    """Reads the checkpoint "jax" in a folder, and writes one named by the number of processes. Writes an error to a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting{world}", rank=rank, world_size=world)
     error = ""
     try:
-        state = _there({name: torch.zeros(SHAPE) for name in expected()})
+        state = _distributed({name: torch.zeros(SHAPE) for name in expected()})
         dcp.load(state, checkpoint_id=f"{folder}/jax")
         for name, tensor in expected().items():
             found = state[name]

@@ -1,4 +1,4 @@
-"""The programs of processes of which one is killed within a training step, for many_processes/test_killed_training.py."""
+"""Runs processes for tests/many_processes/test_killed_training.py: one is killed within a training step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from dynaxla.runtime import private
 
 # Seconds.
 TIMEOUT = 20
-# By name: how the model is wrapped, the mode of `parallelisms.train`, and at which of the third step's collectives the process is killed.
+# By name: the wrapper of the model, the mode of `parallelisms.train`, and the number of the collective in the third step at which the
+# process is killed.
 CASES: dict[str, tuple[str, str, int]] = {
     "a recorded step, tensor parallel": ("tensor_parallel", "recorded", 2),
     "a recorded step, data parallel": ("data_parallel", "recorded", 1),
@@ -30,17 +31,17 @@ CASES: dict[str, tuple[str, str, int]] = {
     "a compiled model, in its backward pass": ("tensor_parallel", "model", 3),
     "a step in eager mode": ("tensor_parallel", "step", 3),
 }
-# What the survivor says of itself.
+# The exit status of the process that is not killed.
 STATUS = 7
 
 
-def dying_at(count: int) -> None:
-    """From now on, be killed at the collective with this number in a program."""
-    find, seen = private.process_group, [0]
+def die_at(count: int) -> None:
+    """Kills this process at its collective with this number, counted from now."""
+    find, calls = private.process_group, [0]
 
     def counted(name: str) -> Any:
-        seen[0] += 1
-        if seen[0] == count:
+        calls[0] += 1
+        if calls[0] == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return find(name)
 
@@ -55,13 +56,13 @@ def state(net: nn.Module, optimizer: torch.optim.Optimizer, with_gradients: bool
     return [item.detach().clone() if isinstance(item, torch.Tensor) else copy.copy(item) for item in local]
 
 
-def same(before: list[Any], after: list[Any]) -> bool:
+def are_equal(before: list[Any], after: list[Any]) -> bool:
     return len(before) == len(after) and all(
         torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new for old, new in zip(before, after, strict=True)
     )
 
 
-def stepping(name: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+def make_step(name: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     _, mode, _ = CASES[name]
     model = torch.compile(net, backend="dynaxla") if mode == "model" else net
     printed: list[int] = []
@@ -83,23 +84,25 @@ def run(name: str, rank: int, rendezvous: str, checkpoint: str, victim: int) -> 
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=TIMEOUT))
-    way, mode, count = CASES[name]
+    wrapper, mode, count = CASES[name]
     net = parallelisms.network()
-    if way == "data_parallel":
-        net = nn.Sequential(net, nn.BatchNorm1d(3, dtype=parallelisms.DTYPE))  # whose buffers are the first process's
-    wrapped, _, _ = parallelisms.WAYS[way][0](net)
+    if wrapper == "data_parallel":
+        net = nn.Sequential(net, nn.BatchNorm1d(3, dtype=parallelisms.DTYPE))  # its buffers are broadcast from the first process
+    wrapped, _, _ = parallelisms.WAYS[wrapper][0](net)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    step = stepping(name, wrapped, optimizer)
+    step = make_step(name, wrapped, optimizer)
     for _ in range(3 if mode == "step" else 2):
         step()
     before = state(wrapped, optimizer, with_gradients=mode == "recorded")
     if rank == victim:
-        dying_at(count)
+        die_at(count)
     start = time.monotonic()
     with pytest.raises(dynaxla.errors.CollectiveFailed, match=r"(?s)a collective of ranks \[0, 1\] failed.*op: .*restart all processes"):
         step()
     assert time.monotonic() - start < TIMEOUT + 10
-    assert same(before, state(wrapped, optimizer, with_gradients=mode == "recorded")), "something is lost"
+    assert are_equal(before, state(wrapped, optimizer, with_gradients=mode == "recorded")), (
+        "the failed step has changed the model or the optimizer"
+    )
     torch.save([item.to_local() if isinstance(item, parallelisms.DTensor) else item for item in wrapped.state_dict().values()], checkpoint)
     assert torch.compile(lambda x: x * 2, backend="dynaxla")(torch.ones(2)).tolist() == [2, 2]
     sys.exit(STATUS)

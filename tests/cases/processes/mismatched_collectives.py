@@ -1,4 +1,4 @@
-"""Programs of three processes, for runtime/test_collective_agreement.py: with collectives that match, and with others that do not."""
+"""Runs three processes for tests/runtime/test_collective_agreement.py, with collectives that match or do not match."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ Case = Callable[[int, Any], None]
 CASES: dict[str, Case] = {}
 SLOW: list[str] = []
 WORLD = 3
-# Seconds: of groups that wait for nobody in vain, and of those that do.
+# Timeouts in seconds: LONG for groups in which all processes arrive, SHORT for the others.
 LONG, SHORT = 100, 6
 
 
 def case(seconds: int = LONG, ranks: Sequence[int] = (0, 1), slow: bool = False) -> Callable[[Case], Case]:
-    """seconds: the timeout of the case's group. ranks: its members, which alone run the case."""
+    """Adds a case.
 
-    def note(function: Case) -> Case:
+    Args:
+        seconds: the timeout of the case's group.
+        ranks: the members of the group. Only these run the case.
+        slow: True for a case of the slow tests.
+    """
+
+    def decorate(function: Case) -> Case:
         def run(rank: int, _: Any) -> None:
             group = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=seconds))
             if rank in ranks:
@@ -44,11 +50,11 @@ def case(seconds: int = LONG, ranks: Sequence[int] = (0, 1), slow: bool = False)
             SLOW.append(function.__name__)
         return function
 
-    return note
+    return decorate
 
 
 def run(rank: int, rendezvous: str, results: str, *names: str) -> None:
-    """A process: these cases in turn; what it raised goes to a file."""
+    """Runs cases in one process of the group, and writes their errors to a file."""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*(unwaited|reduce_op).*")
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
@@ -67,7 +73,7 @@ def run(rank: int, rendezvous: str, results: str, *names: str) -> None:
 
 
 def summed(group: Any, **settings: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Writes to its input the sum over the group of its double."""
+    """Returns a compiled function that writes to its input: twice the sum of the inputs of the group."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.copy_(fc.all_reduce(x * 2, "sum", group))
@@ -76,7 +82,7 @@ def summed(group: Any, **settings: Any) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def refused(kind: type[Exception], pattern: str, function: Callable[..., Any], *args: torch.Tensor) -> None:
-    """The call raises, and writes nothing."""
+    """The call raises this exception, and writes to none of its arguments."""
     before = [tensor.clone() for tensor in args]
     with pytest.raises(kind, match=f"(?s){pattern}"):
         function(*args)
@@ -84,8 +90,8 @@ def refused(kind: type[Exception], pattern: str, function: Callable[..., Any], *
 
 
 @case()
-def sizes_differ(rank: int, group: Any) -> None:
-    """A clear error on both, and the next good call works."""
+def different_sizes(rank: int, group: Any) -> None:
+    """Both processes raise an error with the details, and later calls with equal sizes work."""
     run = summed(group)
     pattern = (
         r"ranks 0 and 1 of the group of ranks \[0, 1\] call different collectives\n"
@@ -100,7 +106,7 @@ def sizes_differ(rank: int, group: Any) -> None:
 
 
 @case()
-def all_else_that_may_differ(rank: int, group: Any) -> None:
+def other_differences(rank: int, group: Any) -> None:
     def coalesced(x: torch.Tensor) -> Any:
         return fc.all_reduce_coalesced([x, x + 1] if rank else [x + 1], "sum", group)
 
@@ -122,7 +128,7 @@ def all_else_that_may_differ(rank: int, group: Any) -> None:
             lambda x: fc.broadcast(x * 2, 1, group),
         ),
         r"rank 0: all_reduce_coalesced\(f32\[4\], sum.*rank 1: all_reduce_coalesced\(f32\[4\], f32\[4\], sum": (coalesced, coalesced),
-        # The second one differs, and neither process has begun the first.
+        # The second collective differs, and neither process has started the first one.
         r"rank 0: all_reduce\(f32\[2\], sum.*rank 1: all_reduce\(f32\[\], sum": (
             lambda x: fc.all_reduce(x[:2] + fc.all_reduce(x.sum(), "sum", group), "sum", group),
             lambda x: fc.all_reduce(x[:2].sum() + fc.all_reduce(x.sum(), "sum", group), "sum", group),
@@ -138,7 +144,7 @@ def all_else_that_may_differ(rank: int, group: Any) -> None:
 
 
 @case()
-def unequal_parts_that_fit(rank: int, group: Any) -> None:
+def matching_unequal_splits(rank: int, group: Any) -> None:
     sizes = [[1, 3], [2, 2]][rank], [[1, 2], [3, 2]][rank]
     x = torch.arange(4.0) + 10 * rank
     out = compiled(lambda x: fc.all_to_all_single(x * 1, sizes[1], sizes[0], group), fullgraph=True)(x)
@@ -146,8 +152,8 @@ def unequal_parts_that_fit(rank: int, group: Any) -> None:
 
 
 @case(2 * SHORT, slow=True)
-def one_of_the_programs_has_run_before(rank: int, group: Any) -> None:
-    """Rank 1 has a new program, rank 0 has not: it says what it calls while it waits."""
+def mismatch_with_a_known_program(rank: int, group: Any) -> None:
+    """Rank 1 has a new program, rank 0 has not. Rank 0 publishes its collectives while it waits."""
     run = summed(group)
     for size in (4, 5):
         for _ in range(2):
@@ -159,8 +165,8 @@ def one_of_the_programs_has_run_before(rank: int, group: Any) -> None:
 
 
 @case()
-def one_compiles_alone_what_fits(rank: int, group: Any) -> None:
-    """Batches of different sizes: the collectives are alike, the programs are not."""
+def only_one_process_has_a_new_program(rank: int, group: Any) -> None:
+    """With batches of different sizes, the collectives are equal and the programs differ."""
     run = compiled(lambda x: fc.all_reduce(x.sum(0) * 2, "sum", group), fullgraph=True, dynamic=True)
     before = time.monotonic()
     for rows in [(4, 4), (4, 4), (4, 3), (4, 4), (4, 7), (6, 3)]:
@@ -169,24 +175,24 @@ def one_compiles_alone_what_fits(rank: int, group: Any) -> None:
 
 
 @case(slow=True)
-def one_looks_at_a_value(rank: int, group: Any) -> None:
-    """Only one process looks at the loss, and not at each step: the same collectives are in two programs there."""
+def only_one_process_reads_a_value(rank: int, group: Any) -> None:
+    """In some steps, one process reads the loss. Its collectives are then divided among two programs."""
     net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2), process_group=group)
     seen: list[float] = []
 
-    def step(x: torch.Tensor, looks: bool) -> torch.Tensor:
+    def step(x: torch.Tensor, reads: bool) -> torch.Tensor:
         net.zero_grad()
         loss = fc.all_reduce(net(x).square().sum(), "sum", group) * 1
-        if looks:
+        if reads:
             seen.append(loss.item())
         net(x).square().sum().backward()
         return loss
 
-    mine, theirs = dynaxla.compile_step(step), step
+    compiled_step, eager_step = dynaxla.compile_step(step), step
     start = net.state_dict()
     for number in range(8):
         found = []
-        for run in (mine, theirs):
+        for run in (compiled_step, eager_step):
             net.load_state_dict(start)
             x = torch.full((3, 4), 1.0 + number + rank)
             found.append((run(x, rank == 0 and number % 3 > 0).detach(), [item.grad.clone() for item in net.parameters()]))
@@ -196,7 +202,7 @@ def one_looks_at_a_value(rank: int, group: Any) -> None:
 
 @case(slow=True)
 def a_step_that_one_process_cannot_record(rank: int, group: Any) -> None:
-    """torch's reducer adds up other memory than the program does, so it must not meet one."""
+    """torch's reducer all-reduces other tensors than a program does, so both processes must run eager mode."""
     net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)), process_group=group)
     seen: list[int] = []
 
@@ -221,7 +227,7 @@ def a_step_that_one_process_cannot_record(rank: int, group: Any) -> None:
 
 
 @case(SHORT, slow=True)
-def one_never_comes(rank: int, group: Any) -> None:
+def one_process_never_arrives(rank: int, group: Any) -> None:
     if rank == 1:
         time.sleep(2 * SHORT)
         return
@@ -232,8 +238,8 @@ def one_never_comes(rank: int, group: Any) -> None:
 
 
 @case(SHORT, ranks=(0, 1, 2), slow=True)
-def one_of_three_never_comes(rank: int, group: Any) -> None:
-    """Rank 1 has a program of two collectives, rank 2 ends after the first."""
+def one_of_three_processes_never_arrives(rank: int, group: Any) -> None:
+    """Ranks 0 and 1 call a second collective, rank 2 does not."""
     first = summed(group)
     assert_equal(first(torch.ones(3)), torch.full((3,), 6.0))
     if rank == 2:
@@ -244,7 +250,7 @@ def one_of_three_never_comes(rank: int, group: Any) -> None:
 
 
 @case(SHORT, ranks=(0, 1, 2), slow=True)
-def a_collective_that_has_run_before_waits_in_vain(rank: int, group: Any) -> None:
+def known_collective_times_out(rank: int, group: Any) -> None:
     run = summed(group)
     for _ in range(2):
         assert_equal(run(torch.ones(3)), torch.full((3,), 6.0))
@@ -258,8 +264,8 @@ def a_collective_that_has_run_before_waits_in_vain(rank: int, group: Any) -> Non
 
 
 @case(ranks=(0, 1, 2))
-def groups_compare_apart(rank: int, group: Any) -> None:
-    """Two of three have a collective of their own in the middle, and threads use groups of their own."""
+def groups_are_compared_separately(rank: int, group: Any) -> None:
+    """Two of the three processes call one more collective in a group of their own, and threads have their own groups."""
     pair = dist.new_group([0, 2])
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -274,22 +280,22 @@ def groups_compare_apart(rank: int, group: Any) -> None:
     groups = [dist.new_group([0, 1, 2]) for _ in range(4)]
     found: list[Any] = [None] * 4
 
-    def work(place: int) -> None:
-        mine = compiled(lambda x: fc.all_reduce(x + place, "sum", groups[place]), fullgraph=True)
-        found[place] = [mine(torch.full((2,), float(rank))) for _ in range(3)]
+    def work(index: int) -> None:
+        mine = compiled(lambda x: fc.all_reduce(x + index, "sum", groups[index]), fullgraph=True)
+        found[index] = [mine(torch.full((2,), float(rank))) for _ in range(3)]
 
-    threads = [threading.Thread(target=work, args=(place if rank else 3 - place,)) for place in range(4)]
+    threads = [threading.Thread(target=work, args=(index if rank else 3 - index,)) for index in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for place, results in enumerate(found):
+    for index, results in enumerate(found):
         for result in results:
-            assert_equal(result, torch.full((2,), 3.0 + 3 * place))
+            assert_equal(result, torch.full((2,), 3.0 + 3 * index))
 
 
 @case(ranks=(0, 1, 2))
-def calls_after_the_first_ask_nobody(rank: int, group: Any) -> None:
+def later_calls_do_not_compare(rank: int, group: Any) -> None:
     run = summed(group)
     run(torch.ones(3))
     dist.barrier()
@@ -304,8 +310,8 @@ def calls_after_the_first_ask_nobody(rank: int, group: Any) -> None:
 
 
 @case()
-def a_source_of_a_broadcast_is_asked_afterwards(rank: int, group: Any) -> None:
-    """It need not wait for the others, and is in a later program when they ask."""
+def broadcast_source_answers_later(rank: int, group: Any) -> None:
+    """The source does not wait for the other processes. It runs a later program when they compare their collectives with it."""
     send = compiled(lambda x: fc.broadcast(x * 2, 0, group), fullgraph=True, dynamic=True)
     add = compiled(lambda x: fc.all_reduce(x + 1, "sum", group), fullgraph=True)
     x, other = torch.full((3,), rank + 1.0), torch.zeros(2)

@@ -1,4 +1,4 @@
-"""Ways to train on several processes, for training/test_data_parallel.py: each compared with one process that has the whole batch."""
+"""Ways to train on several processes, compared with one process and the whole batch, for tests/training/test_data_parallel.py."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from torch.nn.utils import parametrize
 
 import dynaxla
 
-# float64: eager mode's own rounding would hide what is to be seen.
+# float64, because rounding errors in float32 would hide small differences.
 DTYPE = torch.float64
 WIDTH, HIDDEN, LAYERS, BATCH = 8, 16, 2, 8
 
 
 class Block(nn.Module):
-    """A residual block, its hidden features in two halves that tensor parallelism can take apart."""
+    """A residual block. Tensor parallelism divides its hidden features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def network() -> nn.Module:
     return nn.Sequential(*[Block() for _ in range(LAYERS)], nn.Linear(WIDTH, 3)).to(DTYPE)
 
 
-# A wrapped network; which part of a batch this process has (index, count).
+# A wrapped network, and this process's part of a batch: the index of the part, and the number of parts.
 Wrapped = tuple[nn.Module, int, int]
 
 
@@ -64,7 +64,7 @@ def fsdp(net: nn.Module) -> Wrapped:
 
 
 def hybrid(net: nn.Module) -> Wrapped:
-    """Sharded in one dimension of the mesh, replicated in the other."""
+    """FSDP with parameters sharded along one dimension of the mesh and replicated along the other."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
     for block in list(net)[:LAYERS]:
         fully_shard(block, mesh=mesh)
@@ -95,7 +95,7 @@ class _Gathered(nn.Module):
 
 
 def parametrized_fsdp(net: nn.Module) -> Wrapped:
-    """FSDP as nothing but DTensors that a parametrization gathers (SimpleFSDP)."""
+    """FSDP by a parametrization that gathers DTensors (SimpleFSDP)."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in list(net.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -117,10 +117,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
 }
-# Of what is compiled.
+# The options of compiled models and steps.
 OPTIONS: dict[str, Any] = {}
 MODES = ("eager", "model", "step", "recorded")
-Found = tuple[str, dict[str, int]]  # what was raised; counts
+Found = tuple[str, dict[str, int]]  # the error, and the changes of the counters
 
 
 def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -132,7 +132,7 @@ def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(net: nn.Module, mode: str, optimizer: str, part: tuple[int, int], steps: int = 3) -> list[float]:
-    """The losses of this process's part of the batches."""
+    """Trains, and returns the losses for this process's part of the batches."""
     optim = OPTIMIZERS[optimizer](net.parameters())
     model = torch.compile(net, backend="dynaxla", options=OPTIONS) if mode == "model" else net
 
@@ -153,7 +153,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def agree(way: str, mode: str, optimizer: str) -> None:
-    """Losses and parameters are those of one process."""
+    """Losses and parameters are as on one process."""
     alone = network()
     expected = train(alone, "eager", optimizer, (0, 1))
     net = network()
@@ -172,7 +172,7 @@ def agree(way: str, mode: str, optimizer: str) -> None:
 
 
 def run(rank: int, world: int, rendezvous: str, results: str, names: list[str]) -> None:
-    """A process of the group: every case in turn; what it raised goes to a file. names: as way/mode/optimizer."""
+    """Runs cases ("way/mode/optimizer") in one process of the group, and writes their errors and counts to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*unwaited.*")

@@ -1,6 +1,6 @@
-"""The programs of the processes of `test_partitioning.py`: graphs with DTensors whose collectives XLA chooses (distributed="spmd").
+"""Cases for the processes of `test_partitioning.py`: graphs with DTensors whose collectives XLA chooses (distributed="spmd").
 
-The reference is one device that has the whole model and batch, in float64, and for placements what eager mode's DTensors have.
+The reference is one device with the whole model and batch, in float64. Placements are compared with those of DTensors in eager mode.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def slow(function: Callable[[int], None]) -> Callable[[int], None]:
     return function
 
 
-def of_four(function: Callable[[int], None]) -> Callable[[int], None]:
+def four_processes(function: Callable[[int], None]) -> Callable[[int], None]:
     FOUR[function.__name__] = function
     return function
 
 
 def run(rank: int, world: str, rendezvous: str, results: str, *names: str) -> None:
-    """A process of the group: these cases, in turn; what it raised goes to a file."""
+    """Runs cases in one process of the group, and writes their errors to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*unwaited.*")
@@ -82,7 +82,7 @@ def count(name: str) -> int:
 
 @contextmanager
 def counted(partitioned: int, left: int = 0) -> Iterator[None]:
-    """Inside, so many graphs of ATen ops are partitioned, and so many of TorchDynamo's are left to distributed="xla"."""
+    """Checks the number of partitioned ATen graphs, and of Dynamo graphs left to distributed="xla", in this context."""
     before = count("partitioned"), count("not_partitioned")
     yield
     found = count("partitioned") - before[0], count("not_partitioned") - before[1]
@@ -98,7 +98,7 @@ def world_mesh() -> DeviceMesh:
 
 
 class Megatron(nn.Sequential):
-    """Pairs of layers, the first divided by columns, the second by rows."""
+    """Pairs of layers; the first is divided by columns, the second by rows."""
 
     def __init__(self, pairs: int = 2, width: int = 8) -> None:
         layers: list[nn.Module] = []
@@ -127,7 +127,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(x)
         q, k, v = (layer(y).unflatten(-1, (-1, self.head)).transpose(1, 2) for layer in (self.wq, self.wk, self.wv))
-        if self.spelled_out:  # of DTensors eager mode has no other on the CPU
+        if self.spelled_out:  # the only attention of DTensors that eager mode has on the CPU
             found = (q @ k.transpose(2, 3) / self.head**0.5).softmax(-1) @ v
         else:
             found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -140,21 +140,21 @@ class Attention(nn.Module):
 
 
 def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Parameters as Shard(0), which DTensor's ops gather as they like."""
+    """Distributes all parameters as Shard(0)."""
     for part in list(module.modules()):
         for name, parameter in list(part.named_parameters(recurse=False)):
             setattr(part, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
 
 
-def twins(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
-    found = []
+def two_copies(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    copies = []
     for _ in range(2):
         torch.manual_seed(0)
-        found.append(make())
-    return found[0], found[1]
+        copies.append(make())
+    return copies[0], copies[1]
 
 
-def trains(
+def check_training(
     alone: nn.Module,
     divided: nn.Module,
     batches: list[tuple[torch.Tensor, torch.Tensor]],
@@ -162,11 +162,11 @@ def trains(
     options: dict[str, Any] = XLA,
     loss_in_graph: bool = False,
 ) -> list[dict[str, int]]:
-    """What the programs of a step move, by program.
+    """Trains with SGD, and returns the collectives of each program of the last step.
 
-    Three steps of SGD: losses are within 1e-9 of one device's, parameters within 1e-6, and gradients are placed as parameters are.
+    Losses agree with one device within 1e-9 and parameters within 1e-6, and gradients have the placements of their parameters.
 
-    The loss outside of a graph is not `mse_loss`, whose gradient of DTensors eager mode has N times too large (torch 2.13).
+    The loss outside of a graph is not `mse_loss`, because with DTensors its gradient is N times too large in eager mode (torch 2.13).
     """
 
     def losses(net: nn.Module, place: Callable[[torch.Tensor], torch.Tensor], is_compiled: bool) -> list[float]:
@@ -184,7 +184,7 @@ def trains(
                 else:
                     loss = (model(place(x)) - place(y)).square().sum() / y.numel()
                 loss.backward()
-            moved[:] = [moves_of(ran.program.text()) for ran in seen if ran.program is not None]
+            collectives[:] = [collectives_of(ran.program.text()) for ran in seen if ran.program is not None]
             for parameter in net.parameters():
                 if isinstance(parameter, DTensor):
                     assert parameter.grad.placements == parameter.placements
@@ -192,12 +192,12 @@ def trains(
             found.append(float(whole(loss)))
         return found
 
-    moved: list[dict[str, int]] = []
+    collectives: list[dict[str, int]] = []
     expected, found = losses(alone, lambda x: x, False), losses(divided, placed, True)
     torch.testing.assert_close(torch.tensor(found, dtype=DTYPE), torch.tensor(expected, dtype=DTYPE), rtol=1e-9, atol=1e-9)
-    for (name, mine), right in zip(divided.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(whole(mine), right.detach(), rtol=1e-6, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
-    return moved
+    for (name, mine), theirs in zip(divided.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine), theirs.detach(), rtol=1e-6, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+    return collectives
 
 
 def batches(*shape: int, out: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -212,35 +212,35 @@ def batches(*shape: int, out: int | None = None) -> list[tuple[torch.Tensor, tor
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
-def moves_of(text: str) -> dict[str, int]:
-    """How many collectives of each kind a compiled program has."""
+def collectives_of(text: str) -> dict[str, int]:
+    """Returns the number of collectives of each kind in a compiled program."""
     return {kind: number for kind in KINDS if (number := text.count(f" {kind}("))}
 
 
-def moves(call: Callable[[], object]) -> list[dict[str, int]]:
-    """Those of the programs that a call runs."""
+def collectives_of_call(call: Callable[[], object]) -> list[dict[str, int]]:
+    """Returns the number of collectives of each kind in the programs that a call runs."""
     with recorded_runs() as seen:
         call()
-    return [moves_of(ran.program.text()) for ran in seen if ran.program is not None]
+    return [collectives_of(ran.program.text()) for ran in seen if ran.program is not None]
 
 
 @quick
 def a_megatron_mlp(rank: int) -> None:
-    """One all-reduce for each pair of layers forward, and one backward for all pairs but the first: 2 L - 1."""
-    alone, divided = twins(Megatron)
+    """The forward pass has one all-reduce for each pair of layers, the backward pass one for each pair but the first."""
+    alone, divided = two_copies(Megatron)
     divided.divide(world_mesh())
     x = batches(6, 8)[0][0]
     model = compiled(divided)
     with counted(1), torch.no_grad():
         torch.testing.assert_close(model(x), alone(x), rtol=1e-9, atol=1e-9)
-        assert moves(lambda: model(x)) == [{"all-reduce": 2}]
+        assert collectives_of_call(lambda: model(x)) == [{"all-reduce": 2}]
     with counted(2):
-        assert trains(alone, divided, batches(6, 8)) == [{"all-reduce": 2}, {"all-reduce": 1}]
+        assert check_training(alone, divided, batches(6, 8)) == [{"all-reduce": 2}, {"all-reduce": 1}]
 
 
 @slow
-def what_cannot_be_partitioned_is_said(rank: int) -> None:
-    """It has eager mode's values, is counted, and refused where that is wanted."""
+def unsupported_graph_is_reported(rank: int) -> None:
+    """A graph that cannot be partitioned has the values of eager mode, is counted, and raises an error with fallback="error"."""
     mesh = world_mesh()
     divided = Megatron(1)
     divided.divide(mesh)
@@ -257,25 +257,25 @@ def what_cannot_be_partitioned_is_said(rank: int) -> None:
 
 @slow
 def attention(rank: int) -> None:
-    """Two all-reduces for a block forward, and two backward."""
-    alone, divided = twins(Attention)
+    """A block has two all-reduces in the forward pass, and two in the backward pass."""
+    alone, divided = two_copies(Attention)
     divided.divide(world_mesh())
     x = batches(2, 6, 16)[0][0]
     model = compiled(divided)
     with counted(1), torch.no_grad():
         torch.testing.assert_close(model(x), alone(x), rtol=1e-9, atol=1e-9)
-        assert moves(lambda: model(x)) == [{"all-reduce": 2}]
+        assert collectives_of_call(lambda: model(x)) == [{"all-reduce": 2}]
     with counted(2):
-        assert trains(alone, divided, batches(2, 6, 16)) == [{"all-reduce": 2}, {"all-reduce": 2}]
+        assert check_training(alone, divided, batches(2, 6, 16)) == [{"all-reduce": 2}, {"all-reduce": 2}]
 
 
 @slow
 def fsdp_placements(rank: int) -> None:
-    """Parameters and batch are Shard(0). The loss is what eager mode's is, a tensor to be averaged, and so are gradients."""
+    """Parameters and batch are Shard(0). Placements of results are those of eager mode."""
     mesh = world_mesh()
     place = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
     for make in (Megatron, lambda: Attention(spelled_out=True)):
-        alone, divided = twins(make)
+        alone, divided = two_copies(make)
         fully_sharded(divided, mesh)
         shape = (8, 8) if make is Megatron else (4, 6, 16)
         x = batches(*shape)[0][0]
@@ -286,17 +286,17 @@ def fsdp_placements(rank: int) -> None:
             torch.testing.assert_close(found.full_tensor(), alone(x), rtol=1e-9, atol=1e-9)
             assert found.placements == divided(place(x)).placements
         for loss_in_graph in (False, True):
-            alone, divided = twins(make)
+            alone, divided = two_copies(make)
             fully_sharded(divided, mesh)
             torch._dynamo.reset()
             with counted(2):
-                trains(alone, divided, batches(*shape), place, loss_in_graph=loss_in_graph)
+                check_training(alone, divided, batches(*shape), place, loss_in_graph=loss_in_graph)
 
 
 @slow
 def gathered_by_a_parametrization(rank: int) -> None:
     """The model gathers its parameters itself, each process has a batch of its own, and gradients are averaged."""
-    alone, divided = twins(lambda: Megatron(1))
+    alone, divided = two_copies(lambda: Megatron(1))
     _, index, size = parallelisms.parametrized_fsdp(divided)
     model = compiled(divided)
     optimizers = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in (alone, divided)]
@@ -312,11 +312,11 @@ def gathered_by_a_parametrization(rank: int) -> None:
                 losses.append(loss.detach())
             dist.all_reduce(losses[1])
             torch.testing.assert_close(losses[1] / size, losses[0], rtol=1e-9, atol=1e-9)
-    for name, right in alone.named_parameters():
+    for name, theirs in alone.named_parameters():
         head, _, last = name.rpartition(".")
         mine = divided.get_parameter(f"{head}.parametrizations.{last}.original")
         assert mine.grad.placements == (Shard(0),)
-        torch.testing.assert_close(whole(mine), right.detach(), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(whole(mine), theirs.detach(), rtol=1e-6, atol=1e-8)
 
 
 @slow
@@ -333,7 +333,7 @@ def sequence_parallel(rank: int) -> None:
             return self.down(nn.functional.gelu(self.up(self.norm(x))))
 
     mesh = world_mesh()
-    alone, divided = twins(Net)
+    alone, divided = two_copies(Net)
     plan = {
         "norm": SequenceParallel(),
         "up": ColwiseParallel(input_layouts=Shard(1)),
@@ -341,12 +341,12 @@ def sequence_parallel(rank: int) -> None:
     }
     parallelize_module(divided, mesh, plan)
     parallelize_module(divided, mesh, PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),)))
-    with counted(3):  # what prepares the input is a graph of its own
-        trains(alone, divided, batches(2, 8, 8))
+    with counted(3):  # the preparation of the input is a graph of its own
+        check_training(alone, divided, batches(2, 8, 8))
 
 
 @slow
-def outputs_have_eagers_placements(rank: int) -> None:
+def outputs_have_placements_of_eager_mode(rank: int) -> None:
     mesh = world_mesh()
     size = mesh.size()
     x = distribute_tensor(torch.randn(4 * size, 8, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
@@ -360,22 +360,22 @@ def outputs_have_eagers_placements(rank: int) -> None:
         )  # fmt: skip
 
     with counted(1):
-        for mine, right in zip(compiled(function)(x, w), function(x, w), strict=True):
-            assert type(mine) is type(right)
-            if isinstance(right, DTensor):
+        for mine, theirs in zip(compiled(function)(x, w), function(x, w), strict=True):
+            assert type(mine) is type(theirs)
+            if isinstance(theirs, DTensor):
                 assert (mine.placements, mine.shape, mine.stride(), mine.dtype) == (
-                    right.placements,
-                    right.shape,
-                    right.stride(),
-                    right.dtype,
+                    theirs.placements,
+                    theirs.shape,
+                    theirs.stride(),
+                    theirs.dtype,
                 )
-                assert mine._local_tensor.shape == right._local_tensor.shape
-            torch.testing.assert_close(whole(mine), whole(right), rtol=1e-5, atol=1e-5)
+                assert mine._local_tensor.shape == theirs._local_tensor.shape
+            torch.testing.assert_close(whole(mine), whole(theirs), rtol=1e-5, atol=1e-5)
 
 
 @slow
 def gradients_of_inputs(rank: int) -> None:
-    """Of what each process has for itself, and of DTensors, from outputs of both kinds."""
+    """Gradients of local tensors and DTensors, for outputs of both kinds."""
     mesh = world_mesh()
     size = mesh.size()
     own = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank), dtype=DTYPE)
@@ -405,8 +405,8 @@ def whole_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @slow
-def reasons(rank: int) -> None:
-    """Each of these graphs has eager mode's values on the way of distributed="xla"."""
+def reasons_against_partitioning(rank: int) -> None:
+    """Graphs that cannot be partitioned have the values of eager mode, by distributed="xla". Errors state the reason."""
     mesh = world_mesh()
     size = mesh.size()
     x = distribute_tensor(torch.randn(2 * size, 6, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
@@ -430,23 +430,23 @@ def reasons(rank: int) -> None:
         (lambda x: nn.functional.dropout(x.to_local(), 0.5) * 0, x, "random"),
         (averaged, x, "from_local"),
     ]  # fmt: skip
-    for function, given, reason in cases:
+    for function, argument, reason in cases:
         torch._dynamo.reset()
         with counted(0, 1):
-            found, right = compiled(function)(given), function(given)
-        for mine, wanted in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(right), strict=True):
-            torch.testing.assert_close(whole(mine), whole(wanted))
+            found, expected = compiled(function)(argument), function(argument)
+        for mine, theirs in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True):
+            torch.testing.assert_close(whole(mine), whole(theirs))
         torch._dynamo.reset()
         with pytest.raises(dynaxla.errors.CaptureError, match=reason):
-            compiled(function, {**XLA, "fallback": "error"})(given)
+            compiled(function, {**XLA, "fallback": "error"})(argument)
     torch._dynamo.reset()
     with pytest.raises(dynaxla.errors.CaptureError, match="is a dynamic size or a number"):
         compiled(lambda x: x * 2, {**XLA, "fallback": "error"}, dynamic=True)(x)
 
 
 @slow
-def a_part_of_which_processes_have_different_views(rank: int) -> None:
-    """Sizes, slices, orders and running sums of what each process has for itself are of that alone."""
+def local_tensors_differ_between_processes(rank: int) -> None:
+    """Sizes, slices, sorts and running sums of a local tensor are computed from this process's tensor only."""
     mesh = world_mesh()
     x = distribute_tensor(torch.randn(4 * mesh.size(), 6, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
 
@@ -458,13 +458,13 @@ def a_part_of_which_processes_have_different_views(rank: int) -> None:
 
     own = torch.randn(3, 6, generator=torch.Generator().manual_seed(rank))
     with counted(1):
-        for mine, right in zip(compiled(function)(x, own), function(x, own), strict=True):
-            torch.testing.assert_close(whole(mine), whole(right))
+        for mine, theirs in zip(compiled(function)(x, own), function(x, own), strict=True):
+            torch.testing.assert_close(whole(mine), whole(theirs))
 
 
 @slow
-def layers_of_each_process(rank: int) -> None:
-    """What processes do between to_local and from_local, and with tensors of their own, is what eager mode does: values and gradients."""
+def layers_on_local_tensors(rank: int) -> None:
+    """Layers between to_local and from_local, and layers on other local tensors, have the values and gradients of eager mode."""
     mesh = world_mesh()
     torch.manual_seed(rank)
     w = distribute_tensor(torch.randn(4 * mesh.size(), 6, generator=torch.Generator().manual_seed(0), dtype=DTYPE), mesh, [Shard(0)])
@@ -472,15 +472,15 @@ def layers_of_each_process(rank: int) -> None:
     layers = nn.ModuleList([nn.Conv2d(6, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Embedding(7, 6), nn.LSTM(6, 4)]).to(DTYPE)
     index, mask = torch.randint(0, 6, (4, 3)), torch.rand(4, 6) > 0.5
 
-    def of_convolutions(mine: torch.Tensor) -> torch.Tensor:
+    def convolutions(mine: torch.Tensor) -> torch.Tensor:
         found = layers[1](layers[0](images + mine.mean(0)[:, None, None]))
         return nn.functional.max_pool2d(found, 2, stride=1).relu() + nn.functional.interpolate(found, size=(4, 4)).tanh()
 
-    def of_losses(mine: torch.Tensor) -> torch.Tensor:
+    def losses(mine: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.cross_entropy(logits * mine.mean(), labels, label_smoothing=0.1)
         return loss + nn.functional.smooth_l1_loss(mine, mine.roll(1, 0)) + (mine.log_softmax(1) * mine.softmax(0)).sum()
 
-    def of_indices(mine: torch.Tensor) -> torch.Tensor:
+    def indexing(mine: torch.Tensor) -> torch.Tensor:
         found = mine.gather(1, index) + mine[index[:, 0] % 4, :3] + layers[2](index[:, 0])[:, :3] + mine.topk(3, dim=1).values
         found = found.scatter_add(1, index % 3, found.sin()).masked_fill(mask[:, :3], 2.0)
         return torch.where(mask, mine, mine.flip(1)).cumsum(1)[:, :3] + found + torch.einsum("ab,cb->ac", found, mine[:3, :3])
@@ -493,7 +493,7 @@ def layers_of_each_process(rank: int) -> None:
         return torch.cat([found.unfold(1, 3, 1).amax(2), found.var(0, keepdim=True)[:, :4]]).pow(2)
 
     own = torch.randn(4, 6, dtype=DTYPE, requires_grad=True)
-    for layer in (of_convolutions, of_losses, of_indices, in_place):
+    for layer in (convolutions, losses, indexing, in_place):
         results = []
         torch._dynamo.reset()
         for call in (layer, compiled(lambda w, layer=layer: layer(w.to_local()))):
@@ -511,7 +511,7 @@ def layers_of_each_process(rank: int) -> None:
 
 @slow
 def autocast_and_modes(rank: int) -> None:
-    """In a graph, as in eager mode."""
+    """Autocast and no_grad have the same effect in a partitioned graph as in eager mode."""
     mesh = world_mesh()
     x = distribute_tensor(torch.randn(4 * mesh.size(), 8, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
     w = distribute_tensor(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)), mesh, [Replicate()]).requires_grad_()
@@ -526,22 +526,22 @@ def autocast_and_modes(rank: int) -> None:
 
     with counted(1):
         found = compiled(function)(x, w)
-    for mine, right in zip(found, function(x, w), strict=True):
-        assert mine.dtype == right.dtype
-        assert mine.requires_grad == right.requires_grad
-        torch.testing.assert_close(whole(mine), whole(right), rtol=0.02, atol=0.1)
+    for mine, theirs in zip(found, function(x, w), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.requires_grad == theirs.requires_grad
+        torch.testing.assert_close(whole(mine), whole(theirs), rtol=0.02, atol=0.1)
 
 
 @slow
-def it_is_explained(rank: int) -> None:
-    """`dynaxla.explain` has the graphs, and why others are not partitioned; `sharding.report` has what is moved."""
+def explain_and_report(rank: int) -> None:
+    """`dynaxla.explain` shows the graphs, and the reason why a graph is not partitioned; `sharding.report` shows the collectives."""
     mesh = world_mesh()
     divided = Megatron(1)
     divided.divide(mesh)
     x = torch.ones(4, 8, dtype=DTYPE)
-    told = dynaxla.explain(torch.compile(divided, backend="dynaxla", options=XLA), x)
-    assert [graph.phase for captured in told.captured for graph in captured.graphs][:1] == ["forward"]
-    assert "all-reduce" in str(told) or told.captured
+    explanation = dynaxla.explain(torch.compile(divided, backend="dynaxla", options=XLA), x)
+    assert [graph.phase for captured in explanation.captured for graph in captured.graphs][:1] == ["forward"]
+    assert "all-reduce" in str(explanation) or explanation.captured
     torch._dynamo.reset()
     noisy = dynaxla.explain(torch.compile(lambda x: divided(x) + torch.rand(1), backend="dynaxla", options=XLA), x)
     assert any("draws random numbers" in way for way in noisy.ways)
@@ -554,8 +554,8 @@ def it_is_explained(rank: int) -> None:
 
 
 @slow
-def checks(rank: int) -> None:
-    """An index out of range is an error on all processes, and a later call is right."""
+def index_checks(rank: int) -> None:
+    """An index out of range is an error on all processes, and later calls are correct."""
     mesh = world_mesh()
     table = distribute_tensor(torch.randn(6, 4 * mesh.size(), generator=torch.Generator().manual_seed(0)), mesh, [Shard(1)])
     call = compiled(lambda table, index: nn.functional.embedding(DTensor.from_local(index, mesh, [Replicate()]), table))
@@ -568,8 +568,8 @@ def checks(rank: int) -> None:
 
 
 @slow
-def other_programs_are_an_error(rank: int) -> None:
-    """On every process, before anything of it runs; and what comes then is right."""
+def different_programs_are_a_mismatch(rank: int) -> None:
+    """If programs or options differ, all processes raise an error before a program runs. Later calls are correct."""
     mesh = world_mesh()
     x = distribute_tensor(torch.ones(2 * mesh.size(), 3), mesh, [Shard(0)])
     factor = 2.0 if rank == 0 else 3.0
@@ -584,7 +584,7 @@ def other_programs_are_an_error(rank: int) -> None:
 
 @slow
 def dtypes_and_sizes(rank: int) -> None:
-    """Half types, numbers, bools; no dimensions, no elements; two programs of one function for two sizes."""
+    """Half types, integers and bools; tensors of rank 0 or without elements; two programs of one function for two sizes."""
     mesh = world_mesh()
     size = mesh.size()
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool):
@@ -597,8 +597,8 @@ def dtypes_and_sizes(rank: int) -> None:
 
         call = compiled(function)
         with counted(1):
-            for mine, right in zip(call(x), (whole(x).sum(0), whole(x), whole(x)[:, :2]), strict=True):
-                torch.testing.assert_close(whole(mine), right)
+            for mine, theirs in zip(call(x), (whole(x).sum(0), whole(x), whole(x)[:, :2]), strict=True):
+                torch.testing.assert_close(whole(mine), theirs)
     torch._dynamo.reset()
     call = compiled(lambda x, y: (x + 1, y.sum(), y), dynamic=False)
     empty, number = (distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (torch.empty(0, 3), torch.tensor(2.0)))
@@ -610,18 +610,18 @@ def dtypes_and_sizes(rank: int) -> None:
             assert float(whole(call(distribute_tensor(torch.ones(rows, 3), mesh, [Shard(0)])))) == 3 * rows
 
 
-@of_four
+@four_processes
 def a_mesh_of_two_dimensions(rank: int) -> None:
-    """The batch is divided along one, the model along the other."""
+    """The batch is divided along one dimension of the mesh, the model along the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    alone, divided = twins(lambda: Megatron(1))
+    alone, divided = two_copies(lambda: Megatron(1))
     layouts = {"0.weight": [Replicate(), Shard(0)], "0.bias": [Replicate(), Shard(0)], "2.weight": [Replicate(), Shard(1)]}
     for name, parameter in list(divided.named_parameters()):
         part, _, last = name.rpartition(".")
         placed = nn.Parameter(distribute_tensor(parameter.detach(), mesh, layouts.get(name, [Replicate(), Replicate()])))
         setattr(divided.get_submodule(part), last, placed)
     with counted(2):
-        trains(alone, divided, batches(8, 8), lambda x: distribute_tensor(x, mesh, [Shard(0), Replicate()]), loss_in_graph=True)
+        check_training(alone, divided, batches(8, 8), lambda x: distribute_tensor(x, mesh, [Shard(0), Replicate()]), loss_in_graph=True)
     both = distribute_tensor(torch.arange(64.0).view(8, 8), mesh, [Shard(0), Shard(0)])
     crossed = distribute_tensor(torch.arange(64.0).view(8, 8), mesh, [Shard(1), Shard(0)])
 
@@ -635,15 +635,15 @@ def a_mesh_of_two_dimensions(rank: int) -> None:
         )
 
     with counted(1):
-        for mine, right in zip(compiled(function)(both, crossed), function(both, crossed), strict=True):
-            torch.testing.assert_close(whole(mine), whole(right))
+        for mine, theirs in zip(compiled(function)(both, crossed), function(both, crossed), strict=True):
+            torch.testing.assert_close(whole(mine), whole(theirs))
 
 
-@of_four
-def two_meshes_of_some_of_the_processes(rank: int) -> None:
-    """Each half of the processes has a program of its own."""
+@four_processes
+def submesh_of_two_processes(rank: int) -> None:
+    """Each half of the processes has its own program."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
-    alone, divided = twins(Megatron)
+    alone, divided = two_copies(Megatron)
     divided.divide(mesh)
     with counted(2):
-        trains(alone, divided, batches(6, 8))
+        check_training(alone, divided, batches(6, 8))

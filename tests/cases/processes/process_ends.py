@@ -9,7 +9,7 @@ x = torch.ones(3, device="jax")
 (x * 2).tolist()
 """
 
-# A thread that has computed, and waits for more.
+# A thread that has computed something, and waits for more work.
 _THREAD = """
 import queue
 given, done = queue.Queue(), queue.Queue()
@@ -39,9 +39,9 @@ for _ in range(20):
         "",
         "",
     ),
-    "a recording that nobody has looked at": ("dynaxla.device.set_mode('lazy'); y = x * 2; x.add_(y); sys.exit(3)", 3, "", ""),
-    "out of a lazy block": ("with dynaxla.device.lazy(): y = x * 2; sys.exit(3)", 3, "", ""),
-    "an exception of its own, out of a lazy block": (
+    "a recording whose results are not read": ("dynaxla.device.set_mode('lazy'); y = x * 2; x.add_(y); sys.exit(3)", 3, "", ""),
+    "sys.exit in a lazy block": ("with dynaxla.device.lazy(): y = x * 2; sys.exit(3)", 3, "", ""),
+    "an exception in a lazy block": (
         "with dynaxla.device.lazy(): y = x * 2; raise ValueError('mine')",
         1,
         "ValueError: mine",
@@ -53,15 +53,15 @@ for _ in range(20):
         "",
         "",
     ),
-    "a function of atexit looks": (
+    "an atexit function reads a result": (
         "dynaxla.device.set_mode('lazy'); y = x * 2; atexit.register(lambda: print(y.tolist()))",
         0,
         "",
         "[2.0, 2.0, 2.0]",
     ),
     "os._exit": ("dynaxla.device.set_mode('lazy'); y = x * 2; os._exit(5)", 5, "", ""),
-    "os._exit in a lazy block, beside a thread": (_THREAD + "with dynaxla.device.lazy(): y = x * 2; os._exit(5)", 5, "", ""),
-    "a thread that goes on": (
+    "os._exit in a lazy block, with a thread": (_THREAD + "with dynaxla.device.lazy(): y = x * 2; os._exit(5)", 5, "", ""),
+    "a thread that continues after the main thread": (
         "threading.Thread(target=lambda: (time.sleep(0.3), print((x * 2).tolist()))).start()",
         0,
         "",

@@ -53,20 +53,26 @@ except dynaxla.errors.ArtifactError as error:
 def compare_without_torch(
     folder: Path, models: Mapping[str, tuple[Any, ExportedModel, Sequence[tuple[torch.Tensor, ...]]]], tolerance: float = 2e-5
 ) -> None:
-    """Each model gives in such a process what it gives in eager mode. models: by name, each with its calls."""
+    """Without torch, each exported model has the results of eager mode.
+
+    Args:
+        folder: a folder for the models and their results.
+        models: by name: a module, its exported model, and the arguments of some calls.
+        tolerance: the relative and absolute tolerance; for bfloat16, a thousand times larger.
+    """
     expected = {}
     for name, (module, exported, calls) in models.items():
         exported.save(folder / name / "model")
         for index, args in enumerate(calls):
-            np.savez(folder / name / f"{index}.npz", **{f"given{place}": arg.numpy() for place, arg in enumerate(args)})
+            np.savez(folder / name / f"{index}.npz", **{f"given{position}": arg.numpy() for position, arg in enumerate(args)})
             with torch.no_grad():
                 expected[name, index] = pytree.tree_leaves(module(*args))
-    said = run_script(_SCRIPT, [str(folder)], own=True).splitlines()
-    assert said == ["no torch", "try:    pass the directory that save wrote"]
+    output = run_script(_SCRIPT, [str(folder)], own=True).splitlines()
+    assert output == ["no torch", "try:    pass the directory that save wrote"]
     for (name, index), tensors in expected.items():
         saved = np.load(folder / name / f"{index}.found")
         found = [torch.from_numpy(saved[item]) for item in saved.files]
         for array, tensor in zip(found, tensors, strict=True):
-            wanted = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            reference = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             scale = 1000 if tensor.dtype == torch.bfloat16 else 1
-            torch.testing.assert_close(array, wanted, rtol=tolerance * scale, atol=tolerance * scale)
+            torch.testing.assert_close(array, reference, rtol=tolerance * scale, atol=tolerance * scale)

@@ -1,4 +1,4 @@
-"""The programs of the processes that many_processes/test_process_collectives.py starts: XLA's own collectives, compared with eager mode."""
+"""Cases for the processes of tests/many_processes/test_process_collectives.py: XLA's own collectives, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def slow(function: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def run(rank: int, world: str, rendezvous: str, results: str, *names: str) -> None:
-    """A process of the group: these cases, in turn; what it raised goes to a file."""
+    """Runs cases in one process of the group, and writes their errors to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)
@@ -76,7 +76,7 @@ def count(name: str) -> int:
 
 
 def kernels_of(call: Callable[[], object]) -> int:
-    """How many collectives (here, nothing else) a call leaves to torch."""
+    """Returns the number of torch's kernels that a call runs. In these cases, all of them are collectives."""
     before = count("kernels")
     call()
     return count("kernels") - before
@@ -89,15 +89,23 @@ def agree(
     tolerance: tuple[float, float] | None = None,
     ways: tuple[dict[str, Any], ...] = (TORCH, XLA),
 ) -> None:
-    """Values are those of eager mode, by either option; so many collectives are torch's with XLA's."""
+    """Results are those of eager mode with each option.
+
+    Args:
+        function: the function to compile.
+        args: its arguments.
+        by_torch: the number of collectives that torch runs with the option for XLA.
+        tolerance: the relative and absolute tolerance.
+        ways: the options.
+    """
     settings = {} if tolerance is None else {"tolerance": tolerance}
-    waited = torch.utils._pytree.tree_map_only(fc.AsyncCollectiveTensor, lambda tensor: tensor.wait(), function(*args))
+    expected = torch.utils._pytree.tree_map_only(fc.AsyncCollectiveTensor, lambda tensor: tensor.wait(), function(*args))
     for options in ways:
         torch._dynamo.reset()
         call = compiled(function, options)
         for _ in range(2):
-            seen = kernels_of(lambda call=call: assert_equal(call(*args), waited, **settings))
-        assert options is TORCH or seen == by_torch, f"{seen} collectives are torch's"
+            seen = kernels_of(lambda call=call: assert_equal(call(*args), expected, **settings))
+        assert options is TORCH or seen == by_torch, f"{seen} collectives are run by torch"
 
 
 def numbers(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -105,11 +113,11 @@ def numbers(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return (drawn * 3).to(dtype)
 
 
-HALF = (0.02, 0.02)
+HALF_TOLERANCE = (0.02, 0.02)
 
 
 @quick
-def each_of_them(rank: int) -> None:
+def every_collective(rank: int) -> None:
     group, size = dist.group.WORLD, dist.get_world_size()
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -135,13 +143,13 @@ def reductions(rank: int) -> None:
     for dtype in (torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8):
         agree(lambda x: function(x, "sum"), numbers(rank, size, 5).abs().to(dtype))
     for dtype in (torch.float16, torch.bfloat16):
-        agree(lambda x: function(x, "sum"), numbers(rank, size, 5, dtype=dtype), tolerance=HALF)
+        agree(lambda x: function(x, "sum"), numbers(rank, size, 5, dtype=dtype), tolerance=HALF_TOLERANCE)
     agree(lambda x: ops.wait_tensor(ops.all_reduce(x, "max", group.group_name)), torch.tensor(rank + 2.5))
 
 
 @whole
 def averages(rank: int) -> None:
-    """Eager gloo may refuse them: the reference is their definition."""
+    """gloo may reject averages in eager mode, so the reference is the mean."""
     group, size = dist.group.WORLD, dist.get_world_size()
     parts = torch.stack([numbers(other, 2 * size, 3) for other in range(size)])
 
@@ -155,8 +163,8 @@ def averages(rank: int) -> None:
 
 
 @whole
-def moves(rank: int) -> None:
-    """What computes nothing keeps every bit."""
+def gathers_broadcasts_and_exchanges(rank: int) -> None:
+    """Collectives that only move data keep every bit."""
     group, size = dist.group.WORLD, dist.get_world_size()
     name = group.group_name
 
@@ -171,7 +179,7 @@ def moves(rank: int) -> None:
         x = numbers(rank, 2 * size, 3, dtype=dtype)
         agree(lambda x: (*function(x), exchange(x)), x)
     x = numbers(rank, 2 * size, 3)
-    reference = [compiled(call)(x) for call in (function, exchange)]  # where gloo refuses a dtype
+    reference = [compiled(call)(x) for call in (function, exchange)]  # for dtypes that gloo rejects
     for kind in (torch.bfloat16, torch.bool, torch.complex64):
         cast = [torch.utils._pytree.tree_map(lambda item, kind=kind: item.to(kind), item) for item in reference]
         assert_equal([compiled(call)(x.to(kind)) for call in (function, exchange)], cast)
@@ -181,7 +189,7 @@ def moves(rank: int) -> None:
 
 
 @whole
-def several_tensors(rank: int) -> None:
+def coalesced_collectives(rank: int) -> None:
     group, size = dist.group.WORLD, dist.get_world_size()
 
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -194,8 +202,8 @@ def several_tensors(rank: int) -> None:
 
 
 @whole
-def what_is_left_to_torch(rank: int) -> None:
-    """Unequal parts, permutations (which are such parts), and what XLA has no reduction for; in one order with XLA's own."""
+def collectives_left_to_torch(rank: int) -> None:
+    """torch runs exchanges of unequal parts, permutations, and reductions that XLA lacks, in one order with XLA's collectives."""
     group, size = dist.group.WORLD, dist.get_world_size()
     sent = [other + 1 for other in range(size)]
 
@@ -210,27 +218,27 @@ def what_is_left_to_torch(rank: int) -> None:
 
 
 @whole
-def without_elements_and_unused(rank: int) -> None:
+def empty_and_unused_results(rank: int) -> None:
     group = dist.group.WORLD
 
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         fc.all_reduce(y * 3, "sum", group).wait()
         return fc.all_reduce(x, "sum", group) * 2, y + 1
 
-    agree(function, torch.empty(0, 3), torch.ones(4), by_torch=1)  # what says that the other one is wanted
+    agree(function, torch.empty(0, 3), torch.ones(4), by_torch=1)
 
 
 @whole
-def what_a_process_knows_is_not_what_all_have(rank: int) -> None:
-    """A constant of this process's is gathered with the others'."""
+def constants_differ_between_processes(rank: int) -> None:
+    """A constant of one process is gathered with the constants of the others."""
     size = dist.get_world_size()
     call = compiled(lambda x: fc.all_gather_tensor(torch.full((3,), float(rank)), 0, dist.group.WORLD) + x)
     assert_equal(call(torch.zeros(1)), torch.arange(float(size)).repeat_interleave(3))
 
 
 @whole
-def parts_of_a_batch_of_other_sizes(rank: int) -> None:
-    """The processes' programs differ, and their collectives do not: they have the order of the graph in both."""
+def different_sizes_on_each_process(rank: int) -> None:
+    """The programs differ, their collectives are equal. In both programs, the collectives run in the order of the graph."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
         name = dist.group.WORLD.group_name
@@ -243,13 +251,13 @@ def parts_of_a_batch_of_other_sizes(rank: int) -> None:
 
 
 @whole
-def draws_are_each_processes_own(rank: int) -> None:
-    """Random numbers, a kernel of torch's, and a check, beside a collective."""
+def random_numbers_differ_between_processes(rank: int) -> None:
+    """A graph with a collective, random numbers, a kernel of torch and a check of indices."""
 
     table = torch.arange(3.0)
 
-    def function(x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x + table[place]
+    def function(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x + table[index]
         mine = torch.rand(4)
         return mine, fc.all_gather_tensor(mine + torch.special.zeta(x + 2, x + 1), 0, dist.group.WORLD)
 
@@ -267,8 +275,8 @@ def draws_are_each_processes_own(rank: int) -> None:
 
 
 @whole
-def groups_of_a_part(rank: int) -> None:
-    """A program for one group is for its processes alone; the others do something else."""
+def group_of_some_processes(rank: int) -> None:
+    """Only the processes of a group run its program."""
     size = dist.get_world_size()
     groups = [dist.new_group([other, (other + 1) % size]) for other in range(0, size, 2)]
     mine = groups[rank // 2]
@@ -291,7 +299,7 @@ def side_effects(rank: int) -> None:
 
 
 @quick
-def another_option_is_another_collective(rank: int) -> None:
+def different_options_are_a_mismatch(rank: int) -> None:
     call = compiled(lambda x: fc.all_reduce(x * 5, "sum", dist.group.WORLD), XLA if rank == 0 else TORCH)
     if dist.get_world_size() == 2:
         with pytest.raises(dynaxla.errors.CollectiveMismatch, match=r"by XLA among ranks \[0, 1\]"):
@@ -300,7 +308,7 @@ def another_option_is_another_collective(rank: int) -> None:
 
 @whole
 def results_are_ordinary_tensors(rank: int) -> None:
-    """Outputs own memory that outlives the program, an output that is an input is that input, a write to an input is seen."""
+    """Outputs outlive their program, an output that is an input is an alias of it, and writes to inputs are visible."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.mul_(2)
@@ -317,14 +325,14 @@ def results_are_ordinary_tensors(rank: int) -> None:
         assert found[3].untyped_storage().data_ptr() == found[2].untyped_storage().data_ptr()
         assert_equal(x, torch.full((20,), 2.0))
         torch._dynamo.reset()
-        call = compiled(function)  # the first one's program is gone
+        call = compiled(function)  # deletes the first program
         found[2].add_(1)
         assert_equal(found[3], torch.full((19,), 2.0 * size + 1))
 
 
 @slow
-def as_one_process(rank: int) -> None:
-    """Losses and parameters of a model, a step in eager mode and a recorded one are one process's, within 1e-6."""
+def training_agrees_with_one_process(rank: int) -> None:
+    """Losses and parameters of a compiled model, an eager step and a recorded step are as on one process, within 1e-6."""
     parallelisms.OPTIONS = XLA
     for name, (_, processes) in parallelisms.WAYS.items():
         for mode in ("model", "step", "recorded"):
@@ -342,13 +350,13 @@ def twenty_runs(rank: int) -> None:
 
 
 @slow
-def many_in_one_order(rank: int) -> None:
-    """A hundred collectives that nothing but the graph orders, over groups that overlap."""
+def many_collectives_run_in_graph_order(rank: int) -> None:
+    """A hundred independent collectives over overlapping groups run in the order of the graph."""
     everyone, half = dist.group.WORLD, dist.new_group([0, 1])
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
-        over = {number: half if number % 3 == 0 else everyone for number in range(100) if rank < 2 or number % 3}
-        return [fc.all_reduce(x[: 1 + number % 7] + number, "sum", group) for number, group in over.items()]
+        groups = {number: half if number % 3 == 0 else everyone for number in range(100) if rank < 2 or number % 3}
+        return [fc.all_reduce(x[: 1 + number % 7] + number, "sum", group) for number, group in groups.items()]
 
     x = numbers(rank, 7)
     torch.set_num_threads(4)
@@ -371,7 +379,7 @@ def a_mesh_of_two_dimensions(rank: int) -> None:
 
 
 @slow
-def groups_made_later(rank: int) -> None:
+def groups_created_later(rank: int) -> None:
     size = dist.get_world_size()
     before = count("networks")
     for _ in range(2):

@@ -1,7 +1,7 @@
-"""The promises of docs/promises.md, each shown in its own process while a thread watches all that others could see.
+"""The promises of docs/promises.md, each tested in its own process, in which a second thread compares all visible state.
 
-`python -m cases.promises NAME` runs one of them.
+`python -m cases.promises NAME` tests one of them.
 
-visible.py    all that another library in the process could see
-scenarios.py  a scenario for each sentence
+visible.py    the state that another library in the process can see
+scenarios.py  a scenario for each promise
 """

@@ -1,6 +1,6 @@
-"""Run scenarios, and compare all that others can see: before each, meanwhile (from a second thread), afterwards, and at the exit.
+"""Runs scenarios, and compares the visible state: before each scenario, during it (in a second thread), after it, and at exit.
 
-Each has a process of its own: a child, made before anything has been compiled, of the one that has imported everything.
+Each scenario has its own process. The parent process has imported everything, and forks before it has compiled anything.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ import atexit
 import os
 import sys
 
-import jax.numpy  # noqa: F401  (importing it is no scenario's doing)
+import jax.numpy  # noqa: F401  (imported here, so that no scenario imports it)
 import torch
 
-# What TorchDynamo and AOTAutograd let others see while they trace: so it is with backend="aot_eager" too. torch's generator they put back
-# afterwards, as the scenarios do.
+# State that TorchDynamo and AOTAutograd change while they trace, also with backend="aot_eager". They restore torch's generator afterwards,
+# as the scenarios do.
 TORCHS_OWN = {
     "torch.compiler", "torch.fx tracing", "torch.anomaly", "warnings.filters", "names of warnings", "operators", "kernels for Meta",
     "torch random",
 }  # fmt: skip
 
-# torch 2.11 has no settings of one thread: what TorchDynamo sets while it traces, and what a scenario sets for itself, all threads see.
+# torch 2.11 has no settings for one thread only, so all threads see the settings that TorchDynamo or a scenario changes.
 if torch.__version__ < (2, 12):
     TORCHS_OWN |= {
         "torch._functorch.config.fake_tensor_allow_unsafe_data_ptr_access", "torch._dynamo.config.capture_dynamic_output_shape_ops",
     }  # fmt: skip
 
-# It listens to the log.
+# Changes by the scenarios themselves: these add handlers to loggers.
 ALLOWED = {
     "no_dead_ends": {"logger dynaxla"},
     "the_device": {"logger torch._subclasses.fake_tensor"},
     "meshes": {"logger torch._subclasses.fake_tensor"},
 }
-# The changes that `dynaxla.device.enable` is meant to make, for the life of the process: a device of torch's, on JAX's own client.
+# Permanent changes that `dynaxla.device.enable` makes on purpose: a new device type of torch, on a client of JAX.
 LASTING = {
     "the_device": {
         "torch accelerator", "names of Tensor", "names of Module", "kernels for CPU", "jax's clients", "jax's handler of forks", "atexit",
@@ -41,8 +41,11 @@ LASTING["meshes"] = LASTING["the_device"]
 
 
 def settle() -> None:
-    """Have torch do what it does once per process. A backward pass comes first: one on fake tensors would begin threads for eight GPUs in
-    a build for CUDA that sees none, and children could run none."""
+    """Makes torch do all that it does once per process.
+
+    A backward pass comes first. If the first backward pass had fake tensors, a build for CUDA without a GPU would start threads for eight
+    GPUs, and child processes could not run backward passes.
+    """
     torch.ones((), requires_grad=True).backward()
     torch.optim.AdamW([torch.zeros(1)])
     torch.optim.SGD([torch.zeros(1)])
@@ -52,21 +55,21 @@ def settle() -> None:
 
 
 def main(names: list[str]) -> int:
-    """Prints which scenarios have failed, behind what they say themselves."""
+    """Runs scenarios, and prints the names of those that fail after their own messages."""
     torch.set_num_threads(1)
     settle()
     from .visible import Watch, differences, lines, snapshot
 
     lasting: set[str] = set()
 
-    def check(when: str, found: dict[str, tuple[object, object]]) -> None:
-        found = {name: values for name, values in found.items() if name not in lasting}
-        if found:
-            print(when, *lines(found), sep="\n", file=sys.stderr, flush=True)
+    def check(when: str, changes: dict[str, tuple[object, object]]) -> None:
+        changes = {name: values for name, values in changes.items() if name not in lasting}
+        if changes:
+            print(when, *lines(changes), sep="\n", file=sys.stderr, flush=True)
             os._exit(3)
 
-    # What is registered first is called last: after all that dynaxla or JAX may do at the exit.
-    atexit.register(lambda: check("at the exit", differences(before, snapshot())))
+    # The first registered function is called last: after those that dynaxla and JAX register.
+    atexit.register(lambda: check("at exit", differences(before, snapshot())))
     before = snapshot()
     import dynaxla
 
@@ -89,8 +92,8 @@ def main(names: list[str]) -> int:
     with Watch() as watch:
         SCENARIOS[name]()
     allowed = TORCHS_OWN | ALLOWED.get(name, set())
-    check("meanwhile", {key: values for key, values in watch.seen.items() if key not in allowed})
-    check("afterwards", differences(before, snapshot()))
+    check("during the scenario", {key: values for key, values in watch.seen.items() if key not in allowed})
+    check("after the scenario", differences(before, snapshot()))
     assert watch.reads > 3, watch.reads
     return 0
 

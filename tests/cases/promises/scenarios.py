@@ -1,4 +1,4 @@
-"""A scenario for each promise of docs/promises.md. What is random here is drawn from a generator of its own."""
+"""A scenario for each promise of docs/promises.md. Random inputs come from a generator of this module, because torch's is watched."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, backend="dynaxla", options=options or None)
 
 
-def eagers_results() -> None:
-    """Values, shapes, dtypes, strides, aliasing, mutations, requires_grad. Random ops follow torch.manual_seed; with exact_rng, eager's."""
+def results_of_eager_mode() -> None:
+    """Values and metadata of results, aliases and mutations are those of eager mode. Random ops follow torch.manual_seed."""
     check(lambda x: (x.t(), x.t() * 2, x[1:], (x > 0).long(), x.double().sum(0)), randn(4, 6))
     check(lambda x: (x.add_(1), x * 3, x.view(-1)), randn(4, 6))
     check(lambda x: x.permute(2, 0, 1) + 1, randn(2, 3, 4))
@@ -54,18 +54,18 @@ def eagers_results() -> None:
     exact = compiled(lambda x: nn.functional.dropout(x, 0.3), exact_rng=True)
     ones = torch.ones(1000)
 
-    def drawn(function: Callable[[torch.Tensor], torch.Tensor], seed: int) -> torch.Tensor:
+    def draw(function: Callable[[torch.Tensor], torch.Tensor], seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         return function(ones)
 
     with torch.random.fork_rng(devices=[]):
-        assert torch.equal(drawn(drop, 1), drawn(drop, 1))
-        assert not torch.equal(drawn(drop, 1), drawn(drop, 2))
-        assert torch.equal(drawn(exact, 3), drawn(lambda x: nn.functional.dropout(x, 0.3), 3))
+        assert torch.equal(draw(drop, 1), draw(drop, 1))
+        assert not torch.equal(draw(drop, 1), draw(drop, 2))
+        assert torch.equal(draw(exact, 3), draw(lambda x: nn.functional.dropout(x, 0.3), 3))
 
 
 def no_stale_parameters() -> None:
-    """Whatever way a parameter is changed, the next call sees it; and nothing of a model is kept alive."""
+    """The next call uses each change of a parameter, however it was made, and nothing keeps a model alive."""
     watched = _every_way_to_change_a_parameter()
     torch._dynamo.reset()
     gc.collect()
@@ -73,7 +73,7 @@ def no_stale_parameters() -> None:
 
 
 def _every_way_to_change_a_parameter() -> list[weakref.ref[Any]]:
-    """Weak references to the model and its parameters."""
+    """Changes parameters in every way. Returns weak references to the model and its parameters."""
     model, other = network(), network()
     fast = compiled(model)
     x = randn(3, 8)
@@ -105,7 +105,7 @@ def _every_way_to_change_a_parameter() -> list[weakref.ref[Any]]:
         torch.testing.assert_close(after, model(x))
         assert not torch.equal(before, after)
         before = after
-    return [weakref.ref(held) for held in (model, *model.parameters())]
+    return [weakref.ref(item) for item in (model, *model.parameters())]
 
 
 @torch.library.custom_op("promises::scaled", mutates_args=())
@@ -122,7 +122,7 @@ scaled.register_autograd(
 )
 
 
-def nothing_lost() -> None:
+def failed_calls_change_nothing() -> None:
     """A call that fails leaves its inputs, parameters, gradients, optimizer state and buffers as they were."""
     x, index = randn(5), torch.tensor([1, 9])
 
@@ -130,16 +130,16 @@ def nothing_lost() -> None:
         x.mul_(2)
         return x[index]
 
-    def refusing(x: torch.Tensor) -> torch.Tensor:
+    def raising(x: torch.Tensor) -> torch.Tensor:
         x.mul_(2)
         return torch.ops.promises.scaled(x, -1.0)
 
-    kept = x.clone()
+    original = x.clone()
     with pytest.raises(IndexError):
         compiled(out_of_range)(x, index)
     with pytest.raises(ValueError, match="the op refuses"):
-        compiled(refusing)(x)
-    assert torch.equal(x, kept)
+        compiled(raising)(x)
+    assert torch.equal(x, original)
     model = nn.Sequential(network(), nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -163,16 +163,17 @@ def nothing_lost() -> None:
 
 
 def no_dead_ends() -> None:
-    """An op without a lowering runs all the same, gradients included; the graph is split around sizes that depend on values. Both are
-    logged once and counted.
+    """An op without a lowering runs in torch, with gradients, and the graph is split at sizes that depend on values.
+
+    Both are logged once and counted.
     """
     messages: list[str] = []
 
-    class Keep(logging.Handler):
+    class MessageList(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             messages.append(record.getMessage())
 
-    handler = Keep()
+    handler = MessageList()
     logger = logging.getLogger("dynaxla")
     logger.addHandler(handler)
     propagates, logger.propagate = logger.propagate, False
@@ -199,8 +200,8 @@ def no_dead_ends() -> None:
     assert metrics.snapshot()["kernels"] > 0
 
 
-def clear_failure() -> None:
-    """What eager rejects by values raises eager's exception; all else an error of our own, with the facts."""
+def clear_errors() -> None:
+    """Values that eager mode rejects raise eager mode's exception. All other errors are dynaxla's, with the details."""
     with pytest.raises(IndexError):
         compiled(lambda x, i: x[i])(randn(3), torch.tensor([5]))
     with pytest.raises(torch.linalg.LinAlgError):
@@ -210,7 +211,7 @@ def clear_failure() -> None:
     with pytest.raises(dynaxla.errors.UnsupportedTensor) as caught:
         compiled(lambda x: x * 2)(torch.empty(3, device="meta"))
     assert caught.value.hint
-    # TorchDynamo hands us no graph with a sparse tensor: eager mode runs it.
+    # TorchDynamo passes no graph with a sparse tensor to a backend: eager mode runs it.
     assert torch.equal(compiled(lambda x: x * 2)(torch.eye(3).to_sparse()).to_dense(), torch.eye(3) * 2)
     with pytest.raises(dynaxla.errors.OptionError, match="did you mean 'freeze'"):
         compiled(lambda x: x * 2, frieze=True)(randn(3))
@@ -224,7 +225,7 @@ def clear_failure() -> None:
 
 
 def no_side_effects() -> None:
-    """Every option, several sizes and numbers of threads, training, and two threads at once. The watch around it does the comparing."""
+    """Options, several sizes, training, and two threads at once change no visible state. The caller compares the state."""
     flags = os.environ.get("XLA_FLAGS")
     model = network()
     with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +234,7 @@ def no_side_effects() -> None:
             fast = compiled(model, **options)
             for rows in (3, 3, 5):
                 fast(randn(rows, 8)).sum().backward()
-        with warnings.catch_warnings():  # the option is an old one, and the watch would see a change of the environment
+        with warnings.catch_warnings():  # the option is deprecated, and an environment variable would be a visible change
             warnings.simplefilter("ignore", DeprecationWarning)
             compiled(lambda x: x @ x, forms={"contraction": "xla"})(randn(8, 8))
         with torch.no_grad():
@@ -253,14 +254,14 @@ def no_side_effects() -> None:
         compiled(lambda x: x + 1, heap="leave")(large)
     assert not keeps_freed_memory()
     assert (os.environ.get("XLA_FLAGS"), os.environ.get("PJRT_NPROC")) == (flags, None)
-    # The exception that the page names.
+    # The exception that docs/promises.md names.
     torch._dynamo.reset()
     compiled(lambda x: x + 2)(large)
     assert keeps_freed_memory() in (True, None)
 
 
 def the_device() -> None:
-    """`dynaxla.device.enable` changes what it is there to change, and what runs on the device nothing more; twice is once."""
+    """`dynaxla.device.enable` makes only its documented changes, also if called twice. Work on the device changes no visible state."""
     model = network()
     for _ in range(2):
         dynaxla.device.enable()
@@ -285,8 +286,10 @@ def the_device() -> None:
 
 
 def meshes() -> None:
-    """With eight devices: meshes, real and virtual ones, what lies on them, steps and reports change nothing but what
-    `dynaxla.device.enable` does; JAX has the devices that it had, and others' torch.compile does what it did."""
+    """With eight devices, real and virtual meshes, tensors on them, steps and reports change no visible state.
+
+    JAX has the same devices as before, and torch.compile with other backends works as before.
+    """
     flags = os.environ["XLA_FLAGS"]
     dynaxla.device.enable()
     assert len(jax.devices()) == 8
@@ -302,9 +305,9 @@ def meshes() -> None:
             optimizer.zero_grad()
             return loss.detach()
 
-        whole = dynaxla.compile_step(step, fullgraph=True)
-        assert dynaxla.sharding.report(whole, x, run=not mesh.is_virtual).count("all-reduce")
-        for run in (whole, step):
+        compiled_step = dynaxla.compile_step(step, fullgraph=True)
+        assert dynaxla.sharding.report(compiled_step, x, run=not mesh.is_virtual).count("all-reduce")
+        for run in (compiled_step, step):
             run(x).item()
         with dynaxla.device.lazy():
             step(x)
@@ -314,13 +317,13 @@ def meshes() -> None:
     assert_equal(torch.compile(lambda x: x.sin() @ x.t(), backend="aot_eager")(host), host.sin() @ host.t())
 
 
-class FromOutside:
-    """Lets another thread look at the state while a step is being recorded. The step only counts, and waits for the other's count."""
+class StateReader:
+    """A thread that reads the state while a step is recorded. The step increments a count, and waits until the thread has answered."""
 
-    def __init__(self, look: Callable[[], State]) -> None:
-        self._look = look
+    def __init__(self, read: Callable[[], State]) -> None:
+        self._read = read
         self.counts = {"asked": 0, "answered": 0}
-        self.before = look()
+        self.before = read()
         self.seen: list[State] = []
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -330,10 +333,10 @@ class FromOutside:
         while not self._is_over:
             asked = self.counts["asked"]
             if asked > self.counts["answered"]:
-                self.seen.append(self._look())
+                self.seen.append(self._read())
                 self.counts["answered"] = asked
             else:
-                time.sleep(0.001)  # the work needs Python too
+                time.sleep(0.001)  # leaves the interpreter lock to the step
 
     def close(self) -> None:
         self._is_over = True
@@ -341,11 +344,11 @@ class FromOutside:
 
 
 def recording() -> None:
-    """While `compile_step` records a step, other threads see torch, JAX, the model and the optimizer as they were."""
+    """While `compile_step` records a step, other threads see torch, JAX, the model and the optimizer unchanged."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 
-    def look() -> State:
+    def read() -> State:
         groups = {
             f"group[{key}]": (type(value).__name__, repr(value)) for key, value in optimizer.param_groups[0].items() if key != "params"
         }
@@ -354,8 +357,8 @@ def recording() -> None:
         kinds = [type(parameter).__name__ for parameter in model.parameters()]
         return {**snapshot(), **groups, "gradients": gradients, "values": values, "kinds": kinds, "optimizer": sorted(vars(optimizer))}
 
-    outside = FromOutside(look)
-    counts = outside.counts
+    reader = StateReader(read)
+    counts = reader.counts
 
     @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -369,18 +372,19 @@ def recording() -> None:
         return loss
 
     try:
-        with contextlib.suppress(dynaxla.errors.CaptureError):  # it was recorded, and then refused, since it counts
+        with contextlib.suppress(dynaxla.errors.CaptureError):  # the recording is rejected, because the step has a side effect
             step(randn(4, 8))
     finally:
-        outside.close()
-    assert len(outside.seen) > 1
-    found = [difference for seen in outside.seen for difference in differences(outside.before, seen)]
+        reader.close()
+    assert len(reader.seen) > 1
+    found = [difference for state in reader.seen for difference in differences(reader.before, state)]
     assert not found, found
 
 
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        eagers_results, no_stale_parameters, nothing_lost, no_dead_ends, clear_failure, no_side_effects, recording, the_device, meshes,
+        results_of_eager_mode, no_stale_parameters, failed_calls_change_nothing, no_dead_ends, clear_errors, no_side_effects, recording,
+        the_device, meshes,
     )
 }  # fmt: skip

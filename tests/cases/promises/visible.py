@@ -1,8 +1,8 @@
-"""What another library in the same process, or another thread, can see: settings of torch, JAX, NumPy, Python and the C library.
+"""The state that another library in the process, or another thread, can see: settings of torch, JAX, NumPy, Python and the C library.
 
-Dictionaries are copied before they are gone through: the other thread goes on changing them.
+`snapshot` reads this state once. `Watch` reads it repeatedly in a second thread, while the first thread works.
 
-`snapshot` reads it all; `Watch` reads it over and over from a second thread, while the first one does something.
+Dictionaries are copied before iteration, because the other thread may change them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ from torch.utils._config_module import ConfigModule
 
 State = dict[str, Any]
 
-# What dynaxla itself brings, and is known by.
+# The namespace of dynaxla's own operators.
 OWN = "dynaxla"
 
 
 def snapshot(registrations: bool = True) -> State:
-    """By name, what the calling thread can see. Values can be compared with ==. registrations: of operators too, which takes longest."""
+    """Returns the state that the calling thread can see, by name. Values can be compared with ==.
+
+    Args:
+        registrations: include registrations of operators, which take most of the time.
+    """
     state: State = {}
     for part in (python, interpreter, log, torch_settings, torch_thread, torch_hooks, torch_names, jax_settings, numbers):
         state.update(part())
@@ -66,7 +70,7 @@ def differences(before: State, after: State) -> dict[str, tuple[Any, Any]]:
 
 
 def python() -> State:
-    """Settings of the process that Python holds."""
+    """Settings of the process."""
     return {
         **{f"os.environ[{name}]": value for name, value in os.environ.copy().items()},
         "cwd": os.getcwd(),
@@ -85,8 +89,10 @@ def python() -> State:
 
 
 def _keeps_alive(thread: threading.Thread) -> bool:
-    """Whether the process lives as long as this thread. JAX's timer does not count: it is there while JAX looks for a TPU, the first time
-    that anyone asks for JAX's devices."""
+    """True if the process stays alive until this thread ends.
+
+    Excludes the timer that JAX starts when it looks for a TPU, on the first query of JAX's devices.
+    """
     is_jaxs_timer = isinstance(thread, threading.Timer) and thread.function.__module__ == "jax._src.xla_bridge"
     return isinstance(thread, threading.Thread) and not thread.daemon and not is_jaxs_timer
 
@@ -124,7 +130,7 @@ def interpreter() -> State:
 
 
 def _showwarning() -> Any:
-    """What shows warnings, below what TorchDynamo puts over it while it makes fake tensors of arguments."""
+    """Returns `warnings.showwarning` without the wrapper that TorchDynamo installs while it makes fake tensors of arguments."""
     function: Any = warnings.showwarning
     while function.__module__ == "torch._logging._internal":
         function = inspect.getclosurevars(function).nonlocals["prior"]
@@ -132,20 +138,20 @@ def _showwarning() -> Any:
 
 
 def log() -> State:
-    """Loggers that somebody has set up. One that merely came to be is nothing to see."""
+    """Loggers with settings, handlers or filters. A logger that was only created is not a visible change."""
     state: State = {"logging": (logging.root.manager.disable, logging.raiseExceptions, _identity(logging.getLoggerClass()))}
     loggers = {"root": logging.root, **logging.root.manager.loggerDict.copy()}
     for name, logger in loggers.items():
         if isinstance(logger, logging.Logger):
-            found = (
+            settings = (
                 logger.level,
                 [_identity(handler) for handler in logger.handlers],
                 logger.propagate,
                 logger.disabled,
                 len(logger.filters),
             )
-            if found != (logging.NOTSET, [], True, False, 0):
-                state[f"logger {name}"] = found
+            if settings != (logging.NOTSET, [], True, False, 0):
+                state[f"logger {name}"] = settings
     return state
 
 
@@ -194,7 +200,7 @@ def torch_settings() -> State:
 
 
 def torch_thread() -> State:
-    """What torch keeps for each thread."""
+    """torch's thread-local state."""
     kinds = ("cpu", "cuda")
     return {
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._is_fwd_grad_enabled()),
@@ -229,18 +235,18 @@ _PATCHABLE = (
 
 
 def torch_names() -> State:
-    """Whether a function of torch's, JAX's or NumPy's has been replaced."""
+    """Hashes of namespaces of torch, JAX, NumPy and Python, to detect replaced functions."""
     return {f"names of {getattr(holder, '__name__', holder)}": _names(vars(holder)) for holder in _PATCHABLE}
 
 
 def _names(namespace: Any) -> int:
-    """A hash of what stands under each name; submodules come and go as they are imported, and private names as they are used."""
-    found = {name: id(value) for name, value in namespace.copy().items() if not isinstance(value, types.ModuleType) and name[:1] != "_"}
-    return hash(frozenset(found.items()))
+    """Returns a hash of the public names and their values, without submodules, which appear when they are imported."""
+    ids = {name: id(value) for name, value in namespace.copy().items() if not isinstance(value, types.ModuleType) and name[:1] != "_"}
+    return hash(frozenset(ids.items()))
 
 
 def torch_registrations() -> State:
-    """Operators and their kernels, decompositions, and what torch.compile has been told; but for dynaxla's own operators."""
+    """Operators and their kernels, decompositions, and registrations with torch.compile, without dynaxla's own operators."""
     from torch._dynamo import trace_rules
 
     state: State = {"operators": _digest(name for name in torch._C._dispatch_get_all_op_names() if not name.startswith(f"{OWN}::"))}
@@ -276,7 +282,7 @@ def jax_settings() -> State:
 
 
 def numbers() -> State:
-    """Random numbers, and how floats are computed in this thread."""
+    """State of random number generators, and settings of floating point arithmetic in this thread."""
     return {
         "numpy errors": repr(np.geterr()),
         "numpy print": repr(np.get_printoptions()),
@@ -289,18 +295,18 @@ def numbers() -> State:
 
 
 def keeps_freed_memory() -> bool | None:
-    """Whether glibc has been told not to return large pieces to the system. None elsewhere: unknown.
+    """True if glibc is set to keep large freed blocks in its heap. None with other C libraries.
 
-    By itself it takes 40 MB from the system, not from its heap, and notes that in front of the piece.
+    By default, glibc allocates 40 MB with mmap, and sets a bit in front of the block.
     Source: mallopt(3), M_MMAP_THRESHOLD; glibc malloc/malloc.c, IS_MMAPPED.
     """
     if platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-    piece = libc.malloc(40 << 20)
-    is_mapped = ctypes.c_size_t.from_address(piece - ctypes.sizeof(ctypes.c_size_t)).value & 2
-    libc.free(piece)
+    block = libc.malloc(40 << 20)
+    is_mapped = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & 2
+    libc.free(block)
     return not is_mapped
 
 
@@ -315,7 +321,10 @@ def _digest(texts: Any) -> str:
 class Watch:
     """Takes snapshots in a second thread, from entry to exit.
 
-    Attributes: seen (what differed there at any moment, by name), reads (how many were taken).
+    Attributes:
+        seen: the first difference of each changed value from its value at the start, by name.
+        reads: the number of snapshots.
+        failure: the exception that has ended the thread.
     """
 
     def __init__(self) -> None:
@@ -324,18 +333,18 @@ class Watch:
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._compare, name="watch", daemon=True)
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         try:
-            before, whole = snapshot(False), snapshot()
+            before, complete = snapshot(False), snapshot()
             self._ready.set()
             while not self._stop.is_set():
-                every = self.reads % 50 == 0
-                for name, values in differences(whole if every else before, snapshot(every)).items():
+                is_complete = self.reads % 50 == 0
+                for name, values in differences(complete if is_complete else before, snapshot(is_complete)).items():
                     self.seen.setdefault(name, values)
                 self.reads += 1
-                self._stop.wait(0.01)  # the work needs Python too: a snapshot takes 6 ms
+                self._stop.wait(0.01)  # leaves the interpreter lock to the other thread: a snapshot takes 6 ms
         except BaseException as error:
             self.failure = error
             self._ready.set()
@@ -353,13 +362,13 @@ class Watch:
 
 
 def during(work: Callable[[], object]) -> dict[str, tuple[Any, Any]]:
-    """What a second thread saw differ while this one did the work."""
+    """Does the work, and returns the differences that a second thread has seen meanwhile."""
     with Watch() as watch:
         work()
     assert watch.reads > 0
     return watch.seen
 
 
-def lines(found: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    for name, (before, after) in found.items():
+def lines(changes: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    for name, (before, after) in changes.items():
         yield f"{name}: {str(before)[:300]} -> {str(after)[:300]}"

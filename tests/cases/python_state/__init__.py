@@ -1,1 +1,1 @@
-"""Random Python state that a function reads, with one change, and a check that the guards see each change that eager mode sees."""
+"""Random Python state that a function reads, and a random change. The guards must detect each change that affects eager mode."""

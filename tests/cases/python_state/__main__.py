@@ -1,4 +1,4 @@
-"""`python -m cases.python_state`: compare random Python state before and after a change, or look for planted faults."""
+"""`python -m cases.python_state`: compares functions before and after a random change of state, or looks for planted faults."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m cases.python_state", description=__doc__)
-    made.add_argument("--count", type=int, default=5000, help="how many cases")
-    made.add_argument("--seed", type=int, default=0, help="which ones")
-    made.add_argument("--compiled", type=int, default=300, help="how many of them are compiled, too, and run")
-    made.add_argument("--only", type=int, metavar="SEED", help="print and judge the case of one seed, as printed")
-    made.add_argument("--faults", nargs="*", metavar="NAME", help="plant faults and count cases until each is found")
-    made.add_argument("--most", type=int, default=3000, help="with --faults: how many cases are tried for each")
-    return made
+    result = argparse.ArgumentParser(prog="python -m cases.python_state", description=__doc__)
+    result.add_argument("--count", type=int, default=5000, help="number of cases")
+    result.add_argument("--seed", type=int, default=0, help="selects the cases")
+    result.add_argument("--compiled", type=int, default=300, help="number of cases that are also compiled and run")
+    result.add_argument("--only", type=int, metavar="SEED", help="print and judge the case with this seed")
+    result.add_argument("--faults", nargs="*", metavar="NAME", help="plant faults and count cases until each is found")
+    result.add_argument("--most", type=int, default=3000, help="with --faults: maximum number of cases for each fault")
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a case's random choices come from: a seed, or hypothesis."""
+"""Sources of random choices: a seed, or hypothesis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Choices(Protocol):
 
 
 class SeededChoices:
-    """The same choices for the same seed."""
+    """Choices that depend only on the seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

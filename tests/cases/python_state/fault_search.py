@@ -1,4 +1,4 @@
-"""Counts random changes of Python state until one finds a planted fault in the guards."""
+"""Counts random changes of Python state until one of them finds a planted fault in the guards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .choices import SeededChoices
 
 
 def find(planted: Fault, seeds: Sequence[int]) -> tuple[int, int, Verdict] | None:
-    """How many cases it takes until one goes wrong because of the fault, that case's seed, and what goes wrong."""
+    """Returns the number of cases up to the first one that fails because of the fault, its seed, and its verdict; None if none fails."""
     for count, seed in enumerate(seeds, start=1):
         case = draw_case(SeededChoices(seed))
         with planted():
@@ -23,7 +23,7 @@ def find(planted: Fault, seeds: Sequence[int]) -> tuple[int, int, Verdict] | Non
 
 
 def main(names: Sequence[str], seeds: Sequence[int]) -> int:
-    """Print for every fault after how many cases it is found."""
+    """Prints the number of cases that find each fault."""
     missed = 0
     for name in names or FAULTS:
         found = find(FAULTS[name], seeds)

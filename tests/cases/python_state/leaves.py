@@ -1,4 +1,4 @@
-"""Values that a function may read, each with the expression that turns it into a number, and another value in its place."""
+"""Values that a function may read, each with an expression that converts it to a number."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ class OwnFloat(float):
 
 @dataclass(frozen=True)
 class Leaf:
-    """Attributes: make (a value for a small integer, different for different ones); read (an expression of `VALUE`, a number)."""
+    """A kind of value.
+
+    Attributes:
+        make: makes a value from a small integer. Different integers give different values, except for kinds with few values.
+        read: an expression of `VALUE` whose value is a number.
+    """
 
     make: Callable[[int], Any]
     read: str

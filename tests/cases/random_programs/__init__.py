@@ -1,15 +1,17 @@
-"""Small random PyTorch programs, compared compiled with eager in everything that dynaxla promises.
+"""Small random PyTorch programs. All that dynaxla promises of a compiled program is compared with eager mode.
 
     PYTHONPATH=tests python -m cases.random_programs --count 10000 --seed 0
 
-choices    where random decisions come from: a seed, or hypothesis
+choices    sources of random decisions: a seed, or hypothesis
 program    a program as data, and as source text
-stepwise   a program run step by step: undefined behaviour is refused, and rounding errors are imitated
-builder    a program that grows: valid operands for the next step
+stepwise   runs a program step by step, rejects undefined behaviour, and simulates rounding errors
+builder    adds steps with valid operands to a program
 views, pointwise, reductions, indexing, writes, creation: the steps
-generator  inputs, steps, outputs: a whole program that eager mode accepts
-observed   everything that can be seen of a program's calls, and the comparison
-minimise   the smallest program that still disagrees
-faults     defects planted in dynaxla, which the generator must find
-runner     many programs, recorded and resumed
+generator  generates whole programs that eager mode accepts: inputs, steps, outputs
+observed   the observable effects of a program's calls, and their comparison
+judge      the verdict on a program
+minimise   reduces a program that disagrees
+rounded    programs with rounded sizes
+fault_search, rounded_fault_search: check that planted faults are found
+runner     runs many programs, records the verdicts, and continues interrupted runs
 """

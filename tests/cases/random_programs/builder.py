@@ -1,4 +1,4 @@
-"""A program that grows by one step at a time, on live tensors: operands are drawn from those that fit."""
+"""Builds a program step by step on real tensors. Operands are drawn from the values that a step accepts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ import torch
 
 from .choices import Choices, chance, pick
 from .program import Program, Step, World
-from .stepwise import Rejected, Stepwise, overlaps_itself, places, storage_key, strict_warnings
+from .stepwise import Rejected, Stepwise, overlaps_itself, positions_of, storage_key, strict_warnings
 
 T = TypeVar("T")
 Condition = Callable[[torch.Tensor], bool]
 
-# Values stay small: what matters are the ways in which ops meet.
+# Values stay small, because combinations of ops are tested, not sizes.
 MOST_ELEMENTS = 160
 MOST_DIMS = 5
 
 
 class NoneFits(Exception):
-    """No operand fits the step."""
+    """The step accepts no value of the program as an operand."""
 
 
 class Builder:
-    """Attributes: choices; program (without outputs); tensors (every value so far, at the first call)."""
+    """A program under construction.
+
+    Attributes:
+        choices: the source of random decisions.
+        program: the program, without outputs.
+        tensors: all values so far, as in the first call.
+    """
 
     def __init__(self, choices: Choices, program: Program) -> None:
         self.choices = choices
@@ -34,7 +40,7 @@ class Builder:
         self._restart()
 
     def _restart(self) -> None:
-        """Run the program so far anew: a refused step may have changed something."""
+        """Runs the program again, because a rejected step may have written to tensors."""
         world = World(self.program)
         with torch.set_grad_enabled(self.program.mode != "no_grad"):
             world.prepare(0)
@@ -43,7 +49,7 @@ class Builder:
         self.tensors = stepwise.values
 
     def append(self, step: Step) -> bool:
-        """Add the step, if eager mode takes it and defines what it does."""
+        """Adds the step if eager mode accepts it and defines its result. Returns True if it does."""
         operands = [self.tensors[number] for number in step.operands]
         if step.writes and not _writable(operands):
             return False
@@ -80,39 +86,39 @@ class Builder:
         return chance(self.choices, percent)
 
     def value(self, condition: Condition = lambda _: True) -> int:
-        """The number of a value, of the newest ones half of the time."""
+        """Returns the number of a random value; half of the time, of one of the newest values."""
         fitting = [number for number, tensor in enumerate(self.tensors) if condition(tensor)]
         newest = fitting[-3:]
         return self.pick(newest if len(newest) < len(fitting) and self.chance(50) else fitting)
 
     def dim(self, number: int) -> int:
-        """A dimension of a value, counted from either end. A rank-0 tensor has the dimensions 0 and -1."""
+        """Returns a dimension of a value, counted from either end. A rank-0 tensor has the dimensions 0 and -1."""
         rank = max(self.tensors[number].dim(), 1)
         return self.integer(-rank, rank - 1)
 
     def dims(self, number: int, at_least: int = 1) -> list[int]:
-        """Distinct dimensions of a value, in any order."""
+        """Returns distinct dimensions of a value, in any order."""
         left = list(range(self.tensors[number].dim()))
         count = self.integer(at_least, len(left))
         chosen = [left.pop(self.integer(0, len(left) - 1)) for _ in range(count)]
         return [dim - self.tensors[number].dim() if self.chance(20) else dim for dim in chosen]
 
     def partner(self, number: int, condition: Condition = lambda _: True) -> int:
-        """A value that broadcasts with this one."""
+        """Returns a value that broadcasts with this value."""
         shape = self.tensors[number].shape
         return self.value(lambda tensor: condition(tensor) and _broadcast(shape, tensor.shape) is not None)
 
     def source(self, number: int, condition: Condition = lambda _: True) -> int:
-        """A value that can be written, broadcast, into this one."""
+        """Returns a value that can be broadcast and written into this value."""
         shape = self.tensors[number].shape
         return self.value(lambda tensor: condition(tensor) and _broadcast(shape, tensor.shape) == shape)
 
     def target(self, condition: Condition = lambda _: True) -> int:
-        """A value that can be written to."""
+        """Returns a value that can be written to."""
         return self.value(lambda tensor: condition(tensor) and not overlaps_itself(tensor))
 
     def scalar(self, tensor: torch.Tensor) -> str:
-        """A Python number of any kind that may stand beside the tensor."""
+        """Returns a Python number that can be an operand together with the tensor."""
         kinds = ["integer", "float", "bool"] + (["complex"] if tensor.is_complex() else [])
         kind = self.pick(kinds)
         if kind == "integer":
@@ -122,7 +128,7 @@ class Builder:
         return str(self.pick([True, False])) if kind == "bool" else self.pick(["1j", "(1+2j)"])
 
     def number_like(self, tensor: torch.Tensor) -> str:
-        """A Python number that the tensor's dtype can hold."""
+        """Returns a Python number that the tensor's dtype can hold."""
         if tensor.dtype == torch.bool:
             return self.pick(["True", "False"])
         if tensor.is_floating_point() or tensor.is_complex():
@@ -135,15 +141,17 @@ def _with_step(program: Program, step: Step) -> Program:
 
 
 def _writable(operands: Sequence[torch.Tensor]) -> bool:
-    """Whether eager mode defines what writing to the first operand does: no two elements in one place, and no other operand lies partly
-    in what is written."""
+    """True if eager mode defines a write to the first operand.
+
+    Its elements must not overlap, and no other operand may overlap it partly.
+    """
     target = operands[0]
-    written = places(target)
+    written = positions_of(target)
     if len(written) < target.numel():
         return False
     for other in operands[1:]:
         same = (other.shape, other.stride(), other.storage_offset()) == (target.shape, target.stride(), target.storage_offset())
-        if storage_key(other) == storage_key(target) and not same and (other.dtype != target.dtype or written & places(other)):
+        if storage_key(other) == storage_key(target) and not same and (other.dtype != target.dtype or written & positions_of(other)):
             return False
     return True
 
@@ -180,7 +188,7 @@ def is_bool(tensor: torch.Tensor) -> bool:
 
 
 def is_integer(tensor: torch.Tensor) -> bool:
-    """Integers, not bools."""
+    """True for integers, not for bools."""
     return not is_inexact(tensor) and not is_bool(tensor)
 
 

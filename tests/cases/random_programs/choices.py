@@ -1,4 +1,4 @@
-"""Where random decisions come from: a seed, or hypothesis, which can then shrink them."""
+"""Sources of random decisions: a seed, or hypothesis, which can shrink them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 class Choices(Protocol):
     def integer(self, low: int, high: int) -> int:
-        """A number from low to high, both included; simpler is lower."""
+        """Returns a number from low to high, both included. Lower numbers are simpler."""
         ...
 
 
@@ -34,10 +34,10 @@ class HypothesisChoices:
 
 
 def pick(choices: Choices, options: Sequence[T]) -> T:
-    """One of the options; simpler ones stand first."""
+    """Returns one of the options. The first options are the simplest."""
     return options[choices.integer(0, len(options) - 1)]
 
 
 def chance(choices: Choices, percent: int) -> bool:
-    """True in `percent` of 100 cases; False is simpler."""
+    """Returns True with a probability in percent. False is simpler."""
     return choices.integer(0, 99) >= 100 - percent

@@ -1,4 +1,4 @@
-"""Steps that make new tensors, of given or of random numbers."""
+"""Steps that make new tensors, constant or random."""
 
 from __future__ import annotations
 

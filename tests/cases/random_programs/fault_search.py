@@ -1,4 +1,4 @@
-"""Counts random programs until one finds a planted fault: a generator of programs is as good as the faults that it finds."""
+"""Counts random programs until one of them finds a planted fault, to measure the generator."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .program import Program
 
 
 class Programs:
-    """Programs made once and used for every fault."""
+    """Programs that are generated once and used for all faults."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._seeds = iter(seeds)
-        self._made: list[tuple[int, Program, Expected]] = []
+        self._generated: list[tuple[int, Program, Expected]] = []
 
     def __iter__(self) -> Iterator[tuple[int, Program, Expected]]:
-        for place in range(2**31):
-            if place == len(self._made):
+        for index in range(2**31):
+            if index == len(self._generated):
                 seed = next(self._seeds, None)
                 if seed is None:
                     return
-                self._made.append((seed, *generate(seed)))
-            yield self._made[place]
+                self._generated.append((seed, *generate(seed)))
+            yield self._generated[index]
 
 
 def find(planted: Fault, programs: Iterable[tuple[int, Program, Expected]]) -> tuple[int, int, Verdict] | None:
-    """How many programs it takes until one disagrees because of the fault, that program's seed, and how it disagrees."""
+    """Returns the number of programs up to the first one that disagrees because of the fault, its seed, and its verdict."""
     for count, (seed, candidate, expected) in enumerate(programs, start=1):
         with planted():
             verdict = judge(candidate, expected)
@@ -47,7 +47,7 @@ def find(planted: Fault, programs: Iterable[tuple[int, Program, Expected]]) -> t
 
 
 def main(names: Sequence[str], seeds: Iterable[int]) -> int:
-    """Print for every fault after how many programs it is found."""
+    """Prints the number of programs that find each fault."""
     programs = Programs(seeds)
     missed = []
     for name in names or FAULTS:

@@ -1,4 +1,4 @@
-"""What a program exercises, for counting."""
+"""The features that a program tests, for statistics."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def _input_features(item: Input) -> set[str]:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """With NaNs, which equal nothing, replaced."""
+    """Returns the tensor with NaNs replaced, so that equal tensors compare equal."""
     return torch.nan_to_num(tensor, 12345) if tensor.is_floating_point() else tensor
 
 
 def compared(expected: Expected) -> int:
-    """How many values (results, memories, gradients) are compared."""
+    """Returns the number of compared values: results, storages, gradients."""
     return sum(name not in random for call, random in zip(expected.calls, expected.random, strict=True) for name in call.values)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from . import creation, indexing, pointwise, reductions, views, writes  # noqa: F401  (they register steps)
+from . import creation, indexing, pointwise, reductions, views, writes  # noqa: F401  (these modules register steps)
 from .builder import Builder, NoneFits
 from .choices import Choices, SeededChoices, chance, pick
 from .observed import Expected, expect
@@ -71,15 +71,15 @@ def draw_program(choices: Choices, rounded: bool = False) -> tuple[Program, Expe
         choices: the source of random decisions.
         rounded: True for a program whose sizes can usually be rounded up.
 
-    Raises: Rejected if eager mode refuses the drawn program, or does not define its results.
+    Raises: Rejected if eager mode rejects the drawn program, or does not define its results.
     """
     mode = pick(choices, ["plain", "plain", "no_grad", "train"])
     program = draw_inputs(choices, mode, rounded)
     builder = Builder(choices, program)
     weights = ROUNDED_WEIGHTS if rounded else WEIGHTS
     with_random = not rounded and chance(choices, 6)
-    wanted, tries = choices.integer(2, 9), 0
-    while len(builder.program.steps) < wanted and tries < 60:
+    length, tries = choices.integer(2, 9), 0
+    while len(builder.program.steps) < length and tries < 60:
         tries += 1
         family = pick(choices, [family for family, weight in weights.items() for _ in range(weight)])
         if with_random and chance(choices, 25):
@@ -122,10 +122,10 @@ class InputLayout:
     def draw(choices: Choices) -> InputLayout:
         """Returns a random layout."""
         rank = pick(choices, [2, 1, 3, 2, 3, 0, 4])
-        size_indices: list[int | None] = [(2 - place) % 3 for place in range(rank)][::-1]
-        for place in range(rank):
+        size_indices: list[int | None] = [(2 - dim) % 3 for dim in range(rank)][::-1]
+        for dim in range(rank):
             if chance(choices, 15):
-                size_indices[place] = pick(choices, [None, 0, 1, 2])
+                size_indices[dim] = pick(choices, [None, 0, 1, 2])
         kind = pick(choices, ["dense"] * 8 + ["permuted"] * 4 + ["gaps"] * 4 + ["expanded"] * 2 + ["overlapping"])
         order, gaps = list(range(rank)), [1] * rank
         if kind == "permuted" or (kind in ("gaps", "expanded") and chance(choices, 30)):

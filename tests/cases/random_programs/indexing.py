@@ -1,4 +1,4 @@
-"""Steps that pick, move, join and rearrange elements into new memory."""
+"""Steps that select, concatenate and rearrange elements into new memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from .registry import draws, unary
 
 
 def index_list(b: Builder, size: int, count: int | None = None, distinct: bool = False, negative: bool = True) -> list[int]:
-    """Positions in a dimension of `size` elements, from 0 or from the end."""
+    """Returns positions in a dimension of `size` elements, counted from the start or from the end."""
     if count is None:
         count = b.integer(0 if b.chance(5) else 1, size if distinct else 4)
     left = list(range(size))
-    found = []
+    positions = []
     for _ in range(count):
         position = left.pop(b.integer(0, len(left) - 1)) if distinct else b.integer(0, size - 1)
-        found.append(position - size if negative and b.chance(20) else position)
-    return found
+        positions.append(position - size if negative and b.chance(20) else position)
+    return positions
 
 
 def tensor_text(numbers: list[int]) -> str:
@@ -24,14 +24,14 @@ def tensor_text(numbers: list[int]) -> str:
 
 
 def _indexed(b: Builder) -> tuple[int, int, int]:
-    """A value, one of its dimensions, and that dimension's size."""
+    """Returns a value with elements, one of its dimensions, and the size of this dimension."""
     x = b.value(lambda t: has_dims(t) and has_elements(t))
     dim = b.dim(x)
     return x, dim, b.tensors[x].shape[dim]
 
 
 def index_value(b: Builder, size: int, rank: int | None = None) -> int:
-    """A value that can serve as an index into `size` elements."""
+    """Returns a value that can be an index into `size` elements."""
     return b.value(
         lambda t: (
             is_integral(t)
@@ -93,7 +93,7 @@ def gather(b: Builder) -> Step:
 
 
 @draws("indexing")
-def gather_places(b: Builder) -> Step:
+def gather_positions(b: Builder) -> Step:
     x, dim, _ = _indexed(b)
     name = b.pick(["argsort($0, dim={}, stable=True)", "argmax($0, dim={}, keepdim=True)"]).format(dim)
     pick = b.pick([f"torch.gather($0, {dim}, torch.{name})", f"torch.take_along_dim($0, torch.{name}, {dim})"])
@@ -257,7 +257,7 @@ def index_put(b: Builder) -> Step:
 
 @draws("indexing")
 def scatter(b: Builder) -> Step:
-    """Adds wherever the index says so; several times to one place."""
+    """Accumulates at indices, which may repeat."""
     x, dim, size = _indexed(b)
     tensor = b.tensors[x]
     y = b.value(lambda t: t.dtype == tensor.dtype and t.shape == tensor.shape and is_number(t))
@@ -273,7 +273,7 @@ def scatter(b: Builder) -> Step:
 
 
 def _replacing(b: Builder, x: int, part: str) -> int:
-    """A value that can replace a part of x."""
+    """Returns a value that can replace a part of x."""
     target = evaluate(part, [b.tensors[x]])
     return b.value(lambda t: t.dtype == target.dtype and t.shape == target.shape)
 

@@ -1,4 +1,4 @@
-"""The verdict on one program: does dynaxla do what eager mode does?"""
+"""The verdict on one program: compares dynaxla with eager mode, and if they differ, also torch.compile without dynaxla."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .program import Program
 
 
 def _as_promised(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """Runs the graph with torch's own kernels, but lays its results out as their metadata say: compilers know nothing else."""
+    """Compiles a graph to torch's own kernels. Results get the layout and storages of the fake tensors, as with a compiler."""
     promises = [node.meta["val"] if isinstance(node, torch.fx.Node) else None for node in _returned(module)]
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder" and isinstance(node.meta["val"], torch.Tensor)]
     shared = {promise.untyped_storage()._cdata for promise in inputs}
@@ -29,27 +29,33 @@ def _as_promised(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     def run(*args: Any) -> list[Any]:
         results = list(module(*args))
         memories: dict[int, torch.Tensor] = {}
-        made = [
-            (place, promise)
-            for place, promise in enumerate(promises)
-            if isinstance(results[place], torch.Tensor) and promise.untyped_storage()._cdata not in shared
+        new_results = [
+            (index, promise)
+            for index, promise in enumerate(promises)
+            if isinstance(results[index], torch.Tensor) and promise.untyped_storage()._cdata not in shared
         ]
-        # The largest first: the others lie in its memory.
-        for place, promise in sorted(made, key=lambda item: -results[item[0]].numel()):
-            results[place] = _alone(_laid_out(results[place], promise, memories))
+        # The largest result of a storage comes first: the others are views of its memory.
+        for index, promise in sorted(new_results, key=lambda item: -results[item[0]].numel()):
+            results[index] = _without_view(_laid_out(results[index], promise, memories))
         return results
 
     return make_boxed_func(run)
 
 
 def _laid_out(result: torch.Tensor, promise: torch.Tensor, memories: dict[int, torch.Tensor]) -> torch.Tensor:
-    """memories: by the promise's storage, what is already there of it."""
+    """Returns the result with the strides, offset and storage of a fake tensor.
+
+    Args:
+        result: the result.
+        promise: the fake tensor.
+        memories: the storages so far, by the storage of a fake tensor.
+    """
     if [*map(_hint, promise.shape)] != [*result.shape]:
         return result
     stride, offset = [_hint(step) for step in promise.stride()], _hint(promise.storage_offset())
-    said = tuple(step for size, step in zip(result.shape, stride, strict=True) if size > 1) if result.numel() else ()
+    promised = tuple(step for size, step in zip(result.shape, stride, strict=True) if size > 1) if result.numel() else ()
     key = promise.untyped_storage()._cdata
-    if key not in memories and (strides(result), result.storage_offset()) == (said, offset):
+    if key not in memories and (strides(result), result.storage_offset()) == (promised, offset):
         return result
     size = offset + 1 + sum((size - 1) * step for size, step in zip(result.shape, stride, strict=True))
     if key not in memories or memories[key].numel() < size or memories[key].dtype != result.dtype:
@@ -57,16 +63,16 @@ def _laid_out(result: torch.Tensor, promise: torch.Tensor, memories: dict[int, t
     return memories[key].as_strided(result.shape, stride, offset).copy_(result.detach())
 
 
-def _alone(result: torch.Tensor) -> torch.Tensor:
-    """The tensor, but no view that autograd knows of: it treats the views that a graph returns in a way of their own."""
+def _without_view(result: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor, not as a view: autograd treats views that a graph returns in a special way."""
     if not result._is_view() or result.is_conj() or result.is_neg():
         return result
-    place = result.storage_offset(), result.shape, result.stride()
-    return torch.empty(0, dtype=result.dtype).set_(result.untyped_storage(), *place)
+    geometry = result.storage_offset(), result.shape, result.stride()
+    return torch.empty(0, dtype=result.dtype).set_(result.untyped_storage(), *geometry)
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """The number that a size had when it was traced."""
+    """Returns the value that a size had when it was traced."""
     return size if isinstance(size, int) else size.node.hint
 
 
@@ -74,17 +80,20 @@ def _returned(module: GraphModule) -> Sequence[Any]:
     return next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
 
 
-# TorchDynamo and AOTAutograd without any compiler: what differs from eager mode here is torch's own.
+# TorchDynamo and AOTAutograd without a compiler: differences from eager mode here come from torch.
 REFERENCE = aot_autograd(fw_compiler=_as_promised)
 MIN_CUT_REFERENCE = aot_autograd(fw_compiler=_as_promised, partition_fn=min_cut_rematerialization_partition)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    outcome: "agrees"; "disagrees"; "refused" (dynaxla has no lowering); "torch" (torch.compile refuses the program whatever the backend,
-        or does the same without dynaxla).
-    kind: what differs, in a word or an exception's name; detail: all of it.
+    """The result of a comparison.
+
+    Attributes:
+        outcome: "agrees"; "disagrees"; "refused" (dynaxla has no lowering); "torch" (torch.compile rejects the program with any backend, or
+            differs in the same way without dynaxla).
+        kind: the kind of difference, in one word, or the name of an exception.
+        detail: the full message.
     """
 
     outcome: str
@@ -93,11 +102,11 @@ class Verdict:
 
 
 def compiled(program: Program, backend: Any, seed: int = 0) -> list[Observation]:
-    """What is seen of the compiled program's calls. Raises: whatever torch.compile raises."""
+    """Returns the observations of the compiled program's calls. Raises the exceptions of torch.compile."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*is deprecated.*", DeprecationWarning)
-        # torch looks at the gradient of every input that requires grad, leaf or not.
+        # torch reads the gradient of each input that requires grad, even if it is no leaf.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.*")
         dynamic = True if program.dynamic else None
@@ -112,13 +121,13 @@ def judge(program: Program, expected: Expected) -> Verdict:
         return verdict
     reference, reference_seen = _against_eager(program, expected, REFERENCE)
     if reference.outcome == "agrees" and not seen:
-        # Which tensors are kept for the backward, and then found changed, depends on the partitioner.
+        # An error about a changed saved tensor depends on which tensors the partitioner saves for the backward pass.
         reference, reference_seen = _against_eager(program, expected, MIN_CUT_REFERENCE)
         reference_seen = [] if reference.kind == verdict.kind else reference_seen
     if reference.outcome == "agrees":
         return verdict
     if reference_seen and seen:
-        # torch itself is wrong; is dynaxla wrong only where torch is, and in the same way?
+        # torch itself differs from eager mode. dynaxla must differ only in the same values and in the same way.
         from_torch = disagreements(Expected(reference_seen, expected.bounds, expected.random), seen)
         for what, error in disagreements(expected, seen).items():
             if what in from_torch:
@@ -139,13 +148,13 @@ def _against_eager(program: Program, expected: Expected, backend: Any) -> tuple[
     except UnsupportedOp as error:
         return Verdict("refused", error.op or "UnsupportedOp", str(error)), seen
     except Exception as error:
-        # Whatever it is: eager mode runs this program.
+        # Every exception is a difference, because eager mode runs this program.
         return Verdict("disagrees", type(error).__name__, f"{type(error).__name__}: {error}"), seen
     return Verdict("agrees"), seen
 
 
 def _repeats(program: Program, expected: Expected, seen: Sequence[Observation]) -> Verdict:
-    """Random numbers repeat under the same seed, and differ under another."""
+    """Checks that random numbers repeat with the same seed, and differ with another seed."""
     again, other = compiled(program, "dynaxla"), compiled(program, "dynaxla", seed=100)
     other_eager = observe(program, lambda world: world.function, seed=100)
     for number, (mine, repeated) in enumerate(zip(seen, again, strict=True)):
@@ -162,13 +171,13 @@ def _repeats(program: Program, expected: Expected, seen: Sequence[Observation]) 
 
 
 def _are_continuous(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
-    """Whether chance cannot make two draws equal: there are several numbers, and all of them differ."""
+    """True if two draws cannot be equal by chance: there are several numbers, and all of them differ."""
     if first is None or second is None or first.numel() < 3 or not first.is_floating_point():
         return False
     return len(torch.cat([first.reshape(-1), second.reshape(-1)]).unique()) == 2 * first.numel()
 
 
 def _without_nans(value: torch.Tensor) -> torch.Tensor:
-    """With NaNs, which equal nothing, replaced; complex numbers as two."""
+    """Returns the value with NaNs replaced, so that equal values compare equal. Complex numbers become two real numbers."""
     parts = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     return torch.where(parts.isnan(), 12345, parts) if parts.is_floating_point() else parts

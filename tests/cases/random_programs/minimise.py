@@ -1,4 +1,4 @@
-"""The smallest program that still disagrees: take away and simplify for as long as the verdict stays the same."""
+"""Reduces a program that disagrees: removes and simplifies parts as long as the verdict stays the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from .stepwise import Rejected
 
 
 def minimise(program: Program, verdict: Verdict, judged: Callable[[Program], Verdict] | None = None, most_tries: int = 300) -> Program:
-    """judged: how a candidate is judged (it may raise Rejected); by default as any program is."""
+    """Returns a smaller program with the same verdict.
+
+    Args:
+        program: the program.
+        verdict: its verdict.
+        judged: returns the verdict of a candidate, or raises Rejected; by default `judge`.
+        most_tries: the maximum number of candidates.
+    """
     judged = judged or (lambda candidate: judge(candidate, expect(candidate)))
     tries = 0
     smaller = True
@@ -24,7 +31,7 @@ def minimise(program: Program, verdict: Verdict, judged: Callable[[Program], Ver
             tries += 1
             if tries > most_tries:
                 return program
-            torch._dynamo.reset()  # torch 2.11 counts what it has compiled of all compiled functions together, and stops at eight
+            torch._dynamo.reset()  # torch 2.11 stops after eight compilations of all functions together
             try:
                 found = judged(candidate)
             except Rejected:
@@ -36,12 +43,12 @@ def minimise(program: Program, verdict: Verdict, judged: Callable[[Program], Ver
 
 
 def simplifications(program: Program) -> Iterator[Program]:
-    """Simpler programs, the much simpler ones first."""
-    for place in reversed(range(len(program.steps))):
-        yield from _without_step(program, place)
-    for place in range(len(program.outputs)):
+    """Yields simpler programs, those that remove most first."""
+    for index in reversed(range(len(program.steps))):
+        yield from _without_step(program, index)
+    for index in range(len(program.outputs)):
         if len(program.outputs) > 1:
-            yield replace(program, outputs=(*program.outputs[:place], *program.outputs[place + 1 :]), container="tuple")
+            yield replace(program, outputs=(*program.outputs[:index], *program.outputs[index + 1 :]), container="tuple")
     for number in reversed(range(len(program.inputs))):
         yield from _without_input(program, number)
     if program.resized is not None:
@@ -67,10 +74,10 @@ def simplifications(program: Program) -> Iterator[Program]:
                 yield replace(program, inputs=(*program.inputs[:number], simpler_input, *program.inputs[number + 1 :]))
 
 
-def _without_step(program: Program, place: int) -> Iterator[Program]:
-    """Without a step; where its results are used, its operands, one after the other, stand for them."""
-    first = len(program.inputs) + sum(step.results for step in program.steps[:place])
-    step = program.steps[place]
+def _without_step(program: Program, index: int) -> Iterator[Program]:
+    """Yields programs without a step. One of its operands replaces its results."""
+    first = len(program.inputs) + sum(step.results for step in program.steps[:index])
+    step = program.steps[index]
     for stand_in in dict.fromkeys(step.operands or (0,)):
 
         def renumber(value: int, stand_in: int = stand_in) -> int:
@@ -78,7 +85,7 @@ def _without_step(program: Program, place: int) -> Iterator[Program]:
                 return value
             return stand_in if value < first + step.results else value - step.results
 
-        steps = (*program.steps[:place], *[_renumbered(later, renumber) for later in program.steps[place + 1 :]])
+        steps = (*program.steps[:index], *[_renumbered(later, renumber) for later in program.steps[index + 1 :]])
         yield replace(program, steps=steps, outputs=tuple(map(renumber, program.outputs)))
 
 
@@ -91,8 +98,8 @@ def _without_input(program: Program, number: int) -> Iterator[Program]:
         return value - 1 if value > number else value
 
     def without(items: tuple[Input, ...]) -> tuple[Input, ...]:
-        kept = [*items[:number], *items[number + 1 :]]
-        return tuple(replace(item, same_as=None if item.same_as is None else renumber(item.same_as)) for item in kept)
+        remaining = [*items[:number], *items[number + 1 :]]
+        return tuple(replace(item, same_as=None if item.same_as is None else renumber(item.same_as)) for item in remaining)
 
     yield replace(
         program,

@@ -1,4 +1,4 @@
-"""Everything that can be seen of a program's calls: results, arguments afterwards, all memory, gradients. And the comparison."""
+"""The observable effects of a program's calls, and their comparison: results, arguments after the call, storages, gradients."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from support.comparisons.compare import TOLERANCE, strides
 from .program import Program, World
 from .stepwise import Rejected, Stepwise, strict_warnings
 
-# How far a result may move between runs with imitated rounding errors, relative to the largest numbers in it: farther, and comparing
-# it would prove nothing.
+# The maximum difference of a result between runs with simulated rounding errors, relative to its largest element. If it is larger, a
+# comparison would prove nothing.
 MOST_DEVIATION = 0.1
 
 
 class Disagreement(AssertionError):
-    """The compiled program does something else than eager mode.
+    """The compiled program differs from eager mode.
 
-    Attributes: kind (one word for what differs).
+    Attributes:
+        kind: the kind of difference, in one word.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -33,7 +34,11 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True)
 class Facts:
-    """A tensor but for its values. memory: a number that tensors on one storage share, and where in it the tensor starts, in bytes."""
+    """The metadata of a tensor.
+
+    Attributes:
+        memory: the number of the first tensor on the same storage, and the offset from its start in bytes; None for an empty tensor.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -47,10 +52,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Observation:
-    """One call. The lists of a kind have the same order in every run.
+    """The effects of one call.
 
-    Attributes: structure (the results' container); identical (which results are the same object as an argument or an earlier result);
-    results, inputs: facts; values: by name, of results, of storages (gaps included), and of gradients (None where there is none).
+    Attributes:
+        structure: the pytree structure of the results.
+        identical: for each result, the number of the argument or earlier result that is the same object; None if there is none.
+        results: the metadata of the results.
+        inputs: the metadata of the inputs after the call.
+        values: by name, the values of results, storages (including gaps) and gradients (None for a missing gradient).
     """
 
     structure: Any
@@ -62,10 +71,12 @@ class Observation:
 
 @dataclass
 class Expected:
-    """What eager mode does, and how exactly that is known.
+    """The effects of a program in eager mode, and their accuracy.
 
-    Attributes: calls; bounds (for each call, by name, how far a value moves with another rounding); random (for each call, the names of
-    values that depend on random numbers).
+    Attributes:
+        calls: the observations of the calls.
+        bounds: for each call, by name, the maximum difference of a value with other rounding.
+        random: for each call, the names of values that depend on random numbers.
     """
 
     calls: list[Observation]
@@ -77,9 +88,12 @@ Call = Callable[..., Any]
 
 
 def observe(program: Program, make: Callable[[World], Call], seed: int = 0) -> list[Observation]:
-    """Call the program with several sets of values.
+    """Calls the program with several sets of values, and returns an observation of each call.
 
-    make: from the program's function (or module) to what is called; it may also look at the world's tensors.
+    Args:
+        program: the program.
+        make: returns the function to call. It gets the world, with the program's function (or module) and the live tensors.
+        seed: the seed of random numbers in the first call.
     """
     world = World(program)
     call = make(world)
@@ -105,19 +119,19 @@ def _observe_call(program: Program, world: World, call: Call, arguments: Sequenc
     inputs = world.tensors
     everything = [*inputs, *results]
     identical: list[int | None] = []
-    for place, result in enumerate(results, start=len(inputs)):
-        identical.append(next((other for other in range(place) if everything[other] is result), None))
-    memory = _memory(everything)
-    facts = [_facts(tensor, where) for tensor, where in zip(everything, memory, strict=True)]
-    values: dict[str, torch.Tensor | None] = {f"result {place}": _values(result) for place, result in enumerate(results)}
+    for index, result in enumerate(results, start=len(inputs)):
+        identical.append(next((other for other in range(index) if everything[other] is result), None))
+    locations = _memory(everything)
+    facts = [_facts(tensor, location) for tensor, location in zip(everything, locations, strict=True)]
+    values: dict[str, torch.Tensor | None] = {f"result {index}": _values(result) for index, result in enumerate(results)}
     if program.mode == "train":
         sources = [tensor for tensor in everything if tensor.requires_grad and (tensor.grad_fn is not None)]
         if sources:
             torch.autograd.backward(sources, [_cotangent(tensor) for tensor in sources])
-        for place, leaf in enumerate(world.leaves):
-            values[f"gradient {place}"] = None if leaf.grad is None else _values(leaf.grad)
+        for index, leaf in enumerate(world.leaves):
+            values[f"gradient {index}"] = None if leaf.grad is None else _values(leaf.grad)
             leaf.grad = None
-    values |= {f"memory {place}": _values(storage) for place, storage in enumerate(world.storages)}
+    values |= {f"memory {index}": _values(storage) for index, storage in enumerate(world.storages)}
     return Observation(structure, identical, facts[len(inputs) :], facts[: len(inputs)], values)
 
 
@@ -135,16 +149,16 @@ def _facts(tensor: torch.Tensor, memory: tuple[int, int] | None) -> Facts:
 
 
 def _memory(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int] | None]:
-    """For each tensor with elements: the first one on the same storage, and how many bytes after that one's start it starts."""
+    """Returns `Facts.memory` of each tensor."""
     first: dict[int, int] = {}
-    found: list[tuple[int, int] | None] = []
+    locations: list[tuple[int, int] | None] = []
     for number, tensor in enumerate(tensors):
         if not tensor.numel():
-            found.append(None)
+            locations.append(None)
             continue
         owner = first.setdefault(tensor.untyped_storage().data_ptr(), number)
-        found.append((owner, tensor.data_ptr() - tensors[owner].data_ptr()))
-    return found
+        locations.append((owner, tensor.data_ptr() - tensors[owner].data_ptr()))
+    return locations
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,9 +171,13 @@ def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def expect(program: Program, disturbed: int = 3) -> Expected:
-    """What eager mode does.
+    """Returns the effects of a program in eager mode.
 
-    Raises: Rejected if eager mode refuses the program, leaves its results undefined, or if they depend on how numbers are rounded.
+    Args:
+        program: the program.
+        disturbed: the number of runs with simulated rounding errors.
+
+    Raises: Rejected if eager mode rejects the program, does not define its results, or if these depend on rounding.
     """
     with strict_warnings():
         return _expect(program, disturbed)
@@ -170,7 +188,7 @@ def _expect(program: Program, disturbed: int) -> Expected:
     stepwise = Stepwise(program)
     random_values: list[set[str]] = []
 
-    def followed(world: World) -> Call:
+    def make_stepwise(world: World) -> Call:
         def run(*arguments: torch.Tensor) -> Any:
             result = stepwise.run(world.tensors)
             random_values.append(_random_names(program, stepwise, world))
@@ -178,7 +196,7 @@ def _expect(program: Program, disturbed: int) -> Expected:
 
         return run
 
-    again = _accepted(program, followed)
+    again = _accepted(program, make_stepwise)
     bounds: list[dict[str, float]] = [{} for _ in calls]
     for call, other in zip(calls, again, strict=True):
         for _, error in _differences(call, other, {}, set(), "eager mode run step by step"):
@@ -188,7 +206,7 @@ def _expect(program: Program, disturbed: int) -> Expected:
         runs = _accepted(program, lambda world, noise=noise: lambda *_: Stepwise(program, noise).run(world.tensors))
         for call, moved, bound, chance in zip(calls, runs, bounds, random_values, strict=True):
             _widen_bounds(call, moved, bound, chance)
-    # A gradient is rounded wherever it passes a value of a coarser dtype than its own, which the noise does not imitate.
+    # A gradient may pass through values of a coarser dtype than its own, and is rounded there. The noise does not simulate this.
     coarsest = max((torch.finfo(value.dtype).eps for value in stepwise.values if value.requires_grad), default=0.0)
     for call, bound in zip(calls, bounds, strict=True):
         for name, value in call.values.items():
@@ -204,15 +222,15 @@ def _accepted(program: Program, make: Callable[[World], Call]) -> list[Observati
     except Rejected:
         raise
     except Exception as error:
-        # Whatever eager mode raises, it does not accept the program.
+        # Any exception means that eager mode does not accept the program.
         raise Rejected(f"{type(error).__name__}: {error}") from error
 
 
 def _random_names(program: Program, stepwise: Stepwise, world: World) -> set[str]:
-    names = {f"result {place}" for place, output in enumerate(program.outputs) if output in stepwise.random}
+    names = {f"result {index}" for index, output in enumerate(program.outputs) if output in stepwise.random}
     names |= {f"memory {world.inputs[number].storage}" for number in stepwise.random if number < len(world.inputs)}
     if program.mode == "train" and program.is_random:
-        names |= {f"gradient {place}" for place in range(len(world.leaves))}
+        names |= {f"gradient {index}" for index in range(len(world.leaves))}
     return names
 
 
@@ -241,54 +259,56 @@ def _parts(value: torch.Tensor) -> torch.Tensor:
 
 
 def check_agreement(expected: Expected, actual: Sequence[Observation]) -> None:
-    """Raises: Disagreement, the first."""
+    """Raises the first Disagreement, if there is one."""
     for error in disagreements(expected, actual).values():
         raise error
 
 
 def disagreements(expected: Expected, actual: Sequence[Observation]) -> dict[tuple[int, str], Disagreement]:
-    """What differs from eager mode, by call and by what differs there."""
+    """Returns the differences from eager mode, by the number of the call and the name of the value."""
     found: dict[tuple[int, str], Disagreement] = {}
     for number, (theirs, mine) in enumerate(zip(expected.calls, actual, strict=True)):
-        for what, error in _differences(theirs, mine, expected.bounds[number], expected.random[number], f"call {number}: eager mode"):
-            found[number, what] = error
+        for name, error in _differences(theirs, mine, expected.bounds[number], expected.random[number], f"call {number}: eager mode"):
+            found[number, name] = error
     return found
 
 
 def _differences(
-    theirs: Observation, mine: Observation, bounds: dict[str, float], random: set[str], who: str
+    theirs: Observation, mine: Observation, bounds: dict[str, float], random: set[str], reference: str
 ) -> Iterator[tuple[str, Disagreement]]:
     if mine.structure != theirs.structure:
-        yield "structure", Disagreement("structure", f"{who} gives {theirs.structure}, not {mine.structure}")
+        yield "structure", Disagreement("structure", f"{reference} gives {theirs.structure}, not {mine.structure}")
         return
     for role, expected_facts, actual_facts in (("result", theirs.results, mine.results), ("input", theirs.inputs, mine.inputs)):
-        for place, (expected, actual) in enumerate(zip(expected_facts, actual_facts, strict=True)):
+        for index, (expected, actual) in enumerate(zip(expected_facts, actual_facts, strict=True)):
             for name, value in vars(expected).items():
                 if getattr(actual, name) != value:
-                    message = f"{who} gives {role} {place} with {name} {value}, not {getattr(actual, name)}"
-                    yield f"{role} {place} {name}", Disagreement(name, message)
+                    message = f"{reference} gives {role} {index} with {name} {value}, not {getattr(actual, name)}"
+                    yield f"{role} {index} {name}", Disagreement(name, message)
     inputs = len(theirs.inputs)
-    objects = [*range(inputs), *(place if other is None else other for place, other in enumerate(theirs.identical, start=inputs))]
-    for place, same in enumerate(mine.identical, start=inputs):
-        # The other way round it is torch.compile that makes an alias of what is the same object in eager mode.
-        if same is not None and objects[same] != objects[place]:
-            message = f"{who} returns as result {place - inputs} another object than as {same - inputs}"
-            yield f"identity {place}", Disagreement("identity", message)
+    objects = [*range(inputs), *(index if other is None else other for index, other in enumerate(theirs.identical, start=inputs))]
+    for index, same in enumerate(mine.identical, start=inputs):
+        # Not the other way round: torch.compile may return an alias of an object that eager mode returns itself.
+        if same is not None and objects[same] != objects[index]:
+            message = f"{reference} returns different objects as result {index - inputs} and as {same - inputs}"
+            yield f"identity {index}", Disagreement("identity", message)
     for name, value in theirs.values.items():
-        error = None if name in random else _differing_values(name, value, mine.values[name], bounds.get(name, 0.0), who)
+        error = None if name in random else _differing_values(name, value, mine.values[name], bounds.get(name, 0.0), reference)
         if error is not None:
             yield name, error
 
 
-def _differing_values(name: str, theirs: torch.Tensor | None, mine: torch.Tensor | None, bound: float, who: str) -> Disagreement | None:
+def _differing_values(
+    name: str, theirs: torch.Tensor | None, mine: torch.Tensor | None, bound: float, reference: str
+) -> Disagreement | None:
     kind = name.split()[0]
     if theirs is None or mine is None:
-        return None if theirs is mine else Disagreement(kind, f"{who} gives {name} = {theirs}, not {mine}")
+        return None if theirs is mine else Disagreement(kind, f"{reference} gives {name} = {theirs}, not {mine}")
     if (theirs.shape, theirs.dtype) != (mine.shape, mine.dtype):
-        return Disagreement(kind, f"{who} gives {name} as {theirs.dtype}{list(theirs.shape)}, not {mine.dtype}{list(mine.shape)}")
+        return Disagreement(kind, f"{reference} gives {name} as {theirs.dtype}{list(theirs.shape)}, not {mine.dtype}{list(mine.shape)}")
     rtol, atol = TOLERANCE.get(theirs.dtype, (0.0, 0.0))
     try:
         torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol + 4 * bound, equal_nan=True)
     except AssertionError as error:
-        return Disagreement(kind, f"{who} gives {name} =\n{theirs}\nnot\n{mine}\n{error}")
+        return Disagreement(kind, f"{reference} gives {name} =\n{theirs}\nnot\n{mine}\n{error}")
     return None

@@ -1,4 +1,4 @@
-"""Steps that work element by element."""
+"""Elementwise steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for _name in ("exp", "expm1", "sin", "cos", "tanh", "sigmoid", "erf", "atan", "a
 unary("unary", "gelu", "F.gelu($0)", is_float, "$0.isfinite().all()")
 for _name in ("relu", "silu", "softplus", "leaky_relu", "elu", "hardswish", "logsigmoid", "mish", "softsign"):
     unary("unary", _name, f"F.{_name}($0)", is_float)
-# Their gradients at NaNs are others in PyTorch's vectors than in what is left over.
+# Their gradients at NaNs differ between PyTorch's vectorized code and its code for the remaining elements.
 for _name in ("relu6", "hardtanh"):
     unary("unary", _name, f"F.{_name}($0)", is_float, "not $0.isnan().any()")
 for _name in ("isnan", "isinf", "isfinite", "logical_not"):
@@ -91,7 +91,7 @@ def to_dtype(b: Builder) -> Step:
     if b.tensors[x].is_complex() and "complex" not in dtype and dtype != "torch.bool":
         dtype = "torch.complex128"
     narrow = is_inexact(b.tensors[x]) and "int" in dtype
-    # What a float out of an integer's range becomes is undefined; negative numbers as uint8 too.
+    # The conversion of a float that is out of the integer's range is undefined, also of negative numbers to uint8.
     least = "0" if "uint8" in dtype else "-100"
     requires = f"$0.isfinite().all() and $0.ge({least}).all() and $0.le(100).all()" if narrow else ""
     return Step("to", b.pick([f"$0.to({dtype})", f"$0.type({dtype})"]), (x,), requires=requires)
@@ -171,7 +171,7 @@ def rounded_division(b: Builder) -> Step:
             ("div_floor", f'torch.div($0, {divisor}, rounding_mode="floor")'),
         ]
     )
-    # The lowest integer divided by -1, or made positive, overflows.
+    # The lowest integer overflows if it is divided by -1, or if its absolute value is taken.
     requires = f"{divisor}.ne(0).all() and $1.isfinite().all() and $0.isfinite().all()"
     if is_integral(b.tensors[x]) and is_integral(b.tensors[y]):
         requires += " and $1.ne(-1).all()"
@@ -227,7 +227,7 @@ def extremum(b: Builder) -> Step:
 
 
 @draws("binary")
-def rarer(b: Builder) -> Step:
+def rare_functions(b: Builder) -> Step:
     x = b.value(is_float)
     name = b.pick(["atan2", "hypot", "logaddexp", "xlogy", "heaviside", "copysign", "ldexp"])
     y = b.partner(x, (lambda t: t.dtype == b.tensors[x].dtype) if name in ("heaviside", "hypot", "logaddexp") else is_real)
@@ -238,7 +238,7 @@ def rarer(b: Builder) -> Step:
 
 
 @draws("binary")
-def of_integers(b: Builder) -> Step:
+def number_theory(b: Builder) -> Step:
     x = b.value(is_integer)
     name = b.pick(["gcd", "lcm"])
     small = "$0.abs().le(1000).all() and $1.abs().le(1000).all()"
@@ -253,7 +253,7 @@ def power(b: Builder) -> Step:
 
 
 @draws("binary")
-def close(b: Builder) -> Step:
+def closeness(b: Builder) -> Step:
     x = b.value(is_inexact)
     y = b.partner(x, lambda t: t.dtype == b.tensors[x].dtype)
     return Step("isclose", f"torch.isclose($0, $1, atol=0.3{b.pick(['', ', equal_nan=True'])})", (x, y))

@@ -1,4 +1,4 @@
-"""A program as data: inputs described by their memory, steps described by their source text."""
+"""A program as data: inputs are described by their memory, steps by their source text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ CONTAINERS = ("tuple", "list", "dict", "single")
 
 @dataclass(frozen=True)
 class Storage:
-    """Memory that inputs lie in.
+    """The memory of one or more inputs.
 
     Attributes:
-        size: in elements.
-        grid: what values (see `_grid`); seed: which of them.
-        gradient: "none"; "leaf": the inputs on it are leaves that require grad; "computed": they are views of a tensor computed from one.
+        dtype: the dtype.
+        size: the size in elements.
+        grid: the set of possible values, see `_grid`.
+        seed: the seed with which values are drawn.
+        gradient: "none"; "leaf" (its inputs are leaves that require grad); "computed" (its inputs are views of a result).
     """
 
     dtype: torch.dtype
@@ -33,19 +35,19 @@ class Storage:
     gradient: str = "none"
 
     def values(self, call: int) -> list[Any]:
-        """The storage's numbers at a call."""
+        """Returns the storage's values in a call."""
         rng = random.Random(f"{self.seed}:{call}")
         grid = _grid(self.dtype, self.grid)
         if self.grid == "ordered" and not self.dtype.is_complex and self.dtype != torch.bool:
             step, start = (1, 0) if not self.dtype.is_floating_point else (0.25, -min(self.size, 100) // 8)
-            return [start + step * (place % 100) for place in rng.sample(range(self.size), self.size)]
+            return [start + step * (number % 100) for number in rng.sample(range(self.size), self.size)]
         if self.dtype.is_complex:
             return [complex(rng.choice(grid), rng.choice(grid)) for _ in range(self.size)]
         return [rng.choice(grid) for _ in range(self.size)]
 
 
 def _grid(dtype: torch.dtype, name: str) -> list[Any]:
-    """Numbers far enough apart that rounding cannot confuse them, and exact in every dtype."""
+    """Returns numbers that are exact in every dtype, and differ by more than rounding errors."""
     if dtype == torch.bool:
         return [False, True]
     if dtype.is_floating_point or dtype.is_complex:
@@ -68,9 +70,16 @@ GRIDS = ("quarters", "whole", "positive", "ordered", "special", "wide")
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor in a storage. Numbers are in elements.
+    """A tensor on a storage.
 
-    Attributes: role (one of ROLES); conj (whether it carries the conjugate bit); same_as (an earlier input: the very same tensor object).
+    Attributes:
+        storage: the index of the storage.
+        shape: the shape.
+        stride: the strides, in elements.
+        offset: the offset in the storage, in elements.
+        role: one of ROLES.
+        conj: True for a tensor with the conjugate bit.
+        same_as: the number of an earlier input that is the same tensor object; None if there is none.
     """
 
     storage: int
@@ -83,7 +92,7 @@ class Input:
 
     @property
     def extent(self) -> int:
-        """How many elements a storage must have to hold it."""
+        """The number of elements that the storage must have."""
         if 0 in self.shape:
             return self.offset
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -94,13 +103,13 @@ class Step:
     """One operation.
 
     Attributes:
-        op: its name, for counting.
-        code: an expression, or with no results a statement, in which $0, $1, ... stand for the operands.
-        operands: numbers of values: inputs first, then results in order.
-        results: how many values it gives; more than one are unpacked.
-        writes: whether it changes operand 0 in place.
-        random: whether it draws random numbers.
-        requires: an expression that must hold before the step; "" if there is none.
+        op: the name, for statistics.
+        code: an expression, or a statement if there are no results. $0, $1, ... are the operands.
+        operands: numbers of values: first the inputs, then the results of earlier steps.
+        results: the number of results; several results are unpacked.
+        writes: True if the step changes operand 0 in place.
+        random: True if the step draws random numbers.
+        requires: an expression that must be true before the step; "" if there is none.
     """
 
     op: str
@@ -124,12 +133,19 @@ _file_numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Program:
-    """Attributes:
-    outputs: numbers of the values that are returned; container: how (one of CONTAINERS; "single" for one value).
-    mode: "plain"; "no_grad"; "train" (results are differentiated backwards).
-    change: what happens to parameters and buffers between calls: "none", "copy" (new values in place), "data" (p.data = other),
-        "replace" (another Parameter object).
-    resized: the inputs of a call with other sizes, or None. dynamic: whether sizes are symbols from the first call on.
+    """A function or module.
+
+    Attributes:
+        storages: the storages of the inputs.
+        inputs: the inputs.
+        steps: the steps.
+        outputs: the numbers of the returned values.
+        container: the container of the outputs, one of CONTAINERS; "single" for a value without container.
+        mode: "plain"; "no_grad"; "train" (with a backward pass).
+        change: the change of parameters and buffers between calls: "none", "copy" (new values in place), "data" (p.data = other),
+            "replace" (another Parameter object).
+        resized: the inputs of a call with other sizes, or None.
+        dynamic: True if sizes are symbolic from the first call.
     """
 
     storages: tuple[Storage, ...]
@@ -148,7 +164,7 @@ class Program:
 
     @property
     def leaves(self) -> list[int]:
-        """The inputs that are leaves that require grad, each tensor once."""
+        """The numbers of the inputs that are leaves and require grad, each tensor once."""
         return [
             number for number, item in enumerate(self.inputs) if item.same_as is None and self.storages[item.storage].gradient == "leaf"
         ]
@@ -158,13 +174,13 @@ class Program:
         return any(step.random for step in self.steps)
 
     def name(self, value: int) -> str:
-        """A value's name in the source text."""
+        """Returns a value's name in the source text."""
         if value >= len(self.inputs):
             return f"v{value - len(self.inputs)}"
         return f"x{value}" if self.inputs[value].role == "argument" else f"self.x{value}"
 
     def source(self) -> str:
-        """The program as a function `program`, or if it has parameters or buffers as a class `Program`, without their values."""
+        """Returns the source of a function `program`, or of a class `Program` if there are parameters or buffers, without their values."""
         arguments = [self.name(index) for index, item in enumerate(self.inputs) if item.role == "argument"]
         if self.is_module:
             lines = ["class Program(torch.nn.Module):", f"    def forward({', '.join(['self', *arguments])}):"]
@@ -173,7 +189,7 @@ class Program:
         indent = "        " if self.is_module else "    "
         value = len(self.inputs)
         for step in self.steps:
-            results = ", ".join(self.name(value + place) for place in range(step.results))
+            results = ", ".join(self.name(value + index) for index in range(step.results))
             lines.append(f"{indent}{results + ' = ' if results else ''}{step.text(self.name)}")
             value += step.results
         lines.append(f"{indent}return {self._returned()}")
@@ -184,30 +200,30 @@ class Program:
         if self.container == "single":
             return names[0]
         if self.container == "dict":
-            return "{" + ", ".join(f'"{place}": {name}' for place, name in enumerate(names)) + "}"
+            return "{" + ", ".join(f'"{index}": {name}' for index, name in enumerate(names)) + "}"
         inside = ", ".join(names)
         return f"[{inside}]" if self.container == "list" else f"({inside}{',' if len(names) == 1 else ''})"
 
     def pack(self, values: Sequence[Any]) -> Any:
-        """What the program returns, given its values."""
+        """Returns the program's result from its values."""
         chosen = [values[output] for output in self.outputs]
         if self.container == "single":
             return chosen[0]
         if self.container == "dict":
-            return {str(place): value for place, value in enumerate(chosen)}
+            return {str(index): value for index, value in enumerate(chosen)}
         return chosen if self.container == "list" else tuple(chosen)
 
     def callable(self) -> Any:
-        """The source text executed: a function, or a module without its parameters."""
+        """Executes the source. Returns the function, or a module without its parameters."""
         namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "inf": float("inf")}
-        # TorchDynamo remembers by file and line which sizes have changed.
+        # TorchDynamo remembers changed sizes by file and line, so each program needs a file name of its own.
         file = f"<random program {next(_file_numbers)}>"
         exec(compile(self.source(), file, "exec"), namespace)
         return namespace["Program"]() if self.is_module else namespace["program"]
 
 
 class World:
-    """The live tensors of a program's calls: those of the arguments are made anew for each call, those of a module stay."""
+    """The tensors of a program's calls. Each call has new arguments; parameters and buffers persist."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -218,14 +234,14 @@ class World:
         self.tensors: list[torch.Tensor] = []
 
     def prepare(self, call: int, inputs: Sequence[Input] | None = None) -> list[torch.Tensor]:
-        """The arguments of a call."""
+        """Makes the tensors of a call, and returns its arguments."""
         program = self.program
         self.inputs = program.inputs if inputs is None else tuple(inputs)
-        kept = {item.storage for item in self.inputs if item.role != "argument"} if call else set()
+        persistent = {item.storage for item in self.inputs if item.role != "argument"} if call else set()
         change = program.change if call else "data"
         storages, self.leaves = [], []
         for number, storage in enumerate(program.storages):
-            if number in kept and change in ("none", "copy"):
+            if number in persistent and change in ("none", "copy"):
                 memory = self.storages[number]
                 if change == "copy":
                     with torch.no_grad():
@@ -265,29 +281,29 @@ class World:
 
 @functools.lru_cache(maxsize=100_000)
 def _compiled(code: str, operands: int, is_expression: bool) -> Any:
-    text = _substitute(code, [f"a{place}" for place in range(operands)])
+    text = _substitute(code, [f"a{index}" for index in range(operands)])
     return compile(text, "<step>", "eval" if is_expression else "exec")
 
 
 def evaluate(code: str, operands: Sequence[Any], is_expression: bool = True) -> Any:
-    """Run a step's code on operands."""
-    names = {f"a{place}": operand for place, operand in enumerate(operands)}
+    """Runs a step's code on operands."""
+    names = {f"a{index}": operand for index, operand in enumerate(operands)}
     namespace = {"torch": torch, "F": torch.nn.functional, "inf": float("inf"), **names}
     return eval(_compiled(code, len(operands), is_expression), namespace)
 
 
 def reproducer(program: Program) -> str:
-    """A script that runs the program in eager mode and compiled, as `observed.observe` does, and prints what both give."""
+    """Returns a script that runs the program in eager mode and compiled, as `observed.observe` does, and prints the results."""
     sizes = [(0, program.inputs), (1, program.inputs)] + ([(2, program.resized)] if program.resized is not None else [])
     lines = ["import torch", "from torch.nn import functional as F", "from torch.utils._pytree import tree_leaves", ""]
     lines += ["inf, nan = float('inf'), float('nan')", "", "", program.source(), ""]
-    # What a module keeps between calls.
-    kept = {item.storage for item in program.inputs if item.role != "argument" and program.change in ("none", "copy")}
+    # The storages that persist between calls.
+    persistent = {item.storage for item in program.inputs if item.role != "argument" and program.change in ("none", "copy")}
     lines += ["def tensors(call, memory):", "    leaves = []"]
     for number, storage in enumerate(program.storages):
         values = ", ".join(f"{call}: {storage.values(call)}" for call, _ in sizes)
         lines.append(f"    s{number} = torch.tensor({{{values}}}[call], dtype={storage.dtype})")
-        if number in kept:
+        if number in persistent:
             lines += [f"    s{number} = memory.setdefault({number}, s{number}){f'.copy_(s{number})' * (program.change == 'copy')}"]
         if storage.gradient == "computed":
             lines += [f"    leaves.append(s{number}.requires_grad_())", f"    s{number} = s{number} * 1"]
@@ -319,7 +335,7 @@ def _constructed(program: Program, item: Input, views: dict[int, tuple[Any, ...]
 
 
 def _call(program: Program) -> list[str]:
-    """One call, as lines of source."""
+    """Returns the source lines of one call."""
     lines = ["if not again:", "    t, leaves = tensors(call, memory)"]
     for number, item in enumerate(program.inputs):
         if item.role == "argument":

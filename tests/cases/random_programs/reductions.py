@@ -1,4 +1,4 @@
-"""Steps that combine elements: reductions, scans, sorting, products of matrices, layers."""
+"""Steps that combine elements: reductions, scans, sorting, matrix products, layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .registry import draws, unary
 
 
 def _over(b: Builder, number: int, several: bool = True) -> str:
-    """Arguments that say over which dimensions: none, one or several, kept or not."""
+    """Returns the arguments `dim` and `keepdim` of a reduction; "" for a reduction over all dimensions."""
     if not b.tensors[number].dim() or b.chance(25):
         return ""
     keep = b.pick(["", ", keepdim=True"])
@@ -62,14 +62,14 @@ def whole_extreme(b: Builder) -> Step:
 
 
 @draws("reductions")
-def extremes_and_places(b: Builder) -> Step:
+def extremes_with_indices(b: Builder) -> Step:
     x = b.value(lambda t: is_real(t) and has_elements(t))
     name = b.pick(["max", "min"])
     return Step(name, f"$0.{name}({b.dim(x)}{b.pick(['', ', keepdim=True'])})", (x,), 2)
 
 
 @draws("reductions")
-def place_of_extreme(b: Builder) -> Step:
+def position_of_extreme(b: Builder) -> Step:
     x = b.value(lambda t: is_real(t) and has_elements(t) and is_number(t))
     name = b.pick(["argmax", "argmin"])
     return Step(name, f"$0.{name}({_over(b, x, several=False)})", (x,))
@@ -82,20 +82,20 @@ def both_extremes(b: Builder) -> Step:
 
 
 @draws("reductions")
-def truth(b: Builder) -> Step:
+def truth_values(b: Builder) -> Step:
     x = b.value()
     name = b.pick(["any", "all"])
     return Step(name, f"$0.{name}({_over(b, x)})", (x,))
 
 
 @draws("reductions")
-def counted(b: Builder) -> Step:
+def count_nonzero(b: Builder) -> Step:
     x = b.value()
     return Step("count_nonzero", f"torch.count_nonzero($0{', ' + str(b.dim(x)) if has_dims(b.tensors[x]) and b.chance(60) else ''})", (x,))
 
 
 @draws("reductions")
-def spread(b: Builder) -> Step:
+def std_or_var(b: Builder) -> Step:
     x = b.value(lambda t: is_float(t) and has_dims(t) and t.numel() > 1)
     name = b.pick(["var", "std"])
     dim = b.dim(x)
@@ -154,7 +154,7 @@ def topk(b: Builder) -> Step:
     x = b.value(lambda t: is_real(t) and has_dims(t) and is_number(t))
     dim = b.dim(x)
     count = b.integer(0, b.tensors[x].shape[dim])
-    # Which of equal numbers (infinities, NaNs) it is, and with it where the gradient goes, PyTorch leaves open.
+    # PyTorch does not define which of equal numbers (also infinities, NaNs) is selected, and so which one gets the gradient.
     distinct = f"$0.isfinite().all() and $0.sort({dim}).values.diff(dim={dim}).ne(0).all()" if is_inexact(b.tensors[x]) else ""
     return Step("topk", f"$0.topk({count}, {dim}{b.pick(['', ', largest=False'])}).values", (x,), requires=distinct)
 
@@ -164,13 +164,13 @@ def median(b: Builder) -> Step:
     x = b.value(lambda t: is_real(t) and has_elements(t) and is_number(t))
     dim = b.dim(x)
     code = b.pick([f"$0.median({dim}).values", "$0.median()"])
-    # Along a dimension of stride 0 PyTorch's kernel reads what lies behind.
+    # Along a dimension of stride 0, PyTorch's kernel reads the memory after the tensor.
     return Step("median", code, (x,), requires=f"$0.dim() == 0 or $0.stride({dim}) > 0 or $0.shape[{dim}] < 2")
 
 
 unary("reductions", "trace", "$0.trace()", lambda t: t.dim() == 2 and is_number(t))
 unary("reductions", "diff", "torch.diff($0)", lambda t: has_dims(t))
-# eps: of equal numbers, one rounding of their mean would count 316 times.
+# eps: with the default, a rounding error in the mean of equal numbers would be multiplied by 316.
 unary("reductions", "layer_norm", "F.layer_norm($0, $0.shape[-1:], eps=0.5)", lambda t: is_float(t) and has_dims(t) and t.shape[-1] > 1)
 unary("reductions", "normalize", "F.normalize($0, dim=-1, eps=0.5)", lambda t: is_float(t) and has_dims(t))
 unary("reductions", "bool_sum", "$0.sum()", is_bool)
@@ -178,7 +178,7 @@ unary("reductions", "bool_sum", "$0.sum()", is_bool)
 
 # Products
 
-# Whether an infinity meets the zeros of the padding is the algorithm's affair.
+# Some algorithms multiply infinities by the zeros of the padding, others do not.
 FINITE = "$0.isfinite().all() and $1.isfinite().all()"
 
 
@@ -259,5 +259,5 @@ def loss(b: Builder) -> Step:
     y = b.partner(x, lambda t: t.dtype == b.tensors[x].dtype and t.shape == b.tensors[x].shape)
     name = b.pick(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
     reduction = b.pick(["mean", "sum", "none"])
-    # PyTorch's gradient of smooth_l1_loss is another for NaNs in its vectors than in what is left over.
+    # PyTorch's gradient of smooth_l1_loss at NaNs differs between its vectorized code and its code for the remaining elements.
     return Step(name, f'F.{name}($0, $1, reduction="{reduction}")', (x, y), requires="$0.isfinite().all() and $1.isfinite().all()")

@@ -13,7 +13,7 @@ FAMILIES: dict[str, dict[str, Draw]] = {}
 
 
 def draws(family: str) -> Callable[[Draw], Draw]:
-    """Register a function that draws one step; the step's op is the function's name without a trailing underscore for Python's sake."""
+    """Registers a function that draws one step."""
 
     def decorate(function: Draw) -> Draw:
         table = FAMILIES.setdefault(family, {})
@@ -25,7 +25,7 @@ def draws(family: str) -> Callable[[Draw], Draw]:
 
 
 def unary(family: str, name: str, code: str, condition: Condition, requires: str = "", results: int = 1) -> None:
-    """Register a step with one operand."""
+    """Registers a step with one operand."""
 
     def draw(builder: Builder) -> Step:
         return Step(name, code, (builder.value(condition),), results, requires=requires)

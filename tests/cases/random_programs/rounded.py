@@ -1,4 +1,4 @@
-"""Programs under `sizes="buckets"`: every size is rounded up, and padding spoils all that depends on it."""
+"""Runs programs with `sizes="buckets"`: all sizes are rounded up, and padding has values that spoil results that depend on it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from dynaxla.passes.padding.padded_graph import PaddedGraph
 from support.comparisons import rounded_sizes
 from support.timing import quick_compilation
 
-# Of a graph with sizes that change: a program for rounded ones serves it.
+# Recorded for a graph with dynamic sizes that is compiled for rounded sizes.
 ROUNDED = "rounded"
 
 
 @contextmanager
 def everywhere() -> Iterator[list[str]]:
-    """Inside, sizes that may be are rounded up, by two, and XLA compiles quickly.
+    """In this context, sizes are rounded up by two if the graph allows it, and XLA compiles quickly.
 
-    Gives a list: for each graph with sizes that change ROUNDED, or why it is compiled for exact ones.
+    Yields a list. For each graph with dynamic sizes it gets ROUNDED, or the reason why the graph is compiled for exact sizes.
     """
     engine_for, pad = backend.engine_for, pipeline.PADDING
-    seen: list[str] = []
+    outcomes: list[str] = []
 
     def engine(options: Any, **settings: Any) -> Any:
         return engine_for(dataclasses.replace(options, sizes="buckets"), **settings)
 
-    def noticed(graph: Any) -> Any:
-        found = pad(graph)
-        if found is not None:
-            seen.append(ROUNDED if isinstance(found, PaddedGraph) else str(found).split(" (")[0])
-        return found
+    def recorded(graph: Any) -> Any:
+        result = pad(graph)
+        if result is not None:
+            outcomes.append(ROUNDED if isinstance(result, PaddedGraph) else str(result).split(" (")[0])
+        return result
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(pipeline, "PADDING", noticed))
+        stack.enter_context(mock.patch.object(pipeline, "PADDING", recorded))
         quick_compilation.apply(stack.enter_context(pytest.MonkeyPatch.context()))
         stack.enter_context(mock.patch.object(backend, "engine_for", engine))
         stack.enter_context(mock.patch.object(round_up, "round_up_size", lambda size: size + 2 if size > 1 else size))
         stack.enter_context(rounded_sizes.poisoned())
-        yield seen
+        yield outcomes

@@ -1,4 +1,4 @@
-"""Tells which tests of the rules for padding find each planted fault in these rules."""
+"""Finds the tests of the padding rules that find each planted fault in these rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.timing import quick_compilation
 
 
 def trials() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields the trials that must find the faults: the functions of the tests of the rules, each group in one program."""
+    """Yields the trials that must find the faults: each group of functions in the tests of the rules, as one program."""
     from passes.padding import (
         test_padded_layers,
         test_padded_order,
@@ -28,13 +28,13 @@ def trials() -> Iterator[tuple[str, Callable[[], None]]]:
     for module in tested:
         for name, functions in vars(module).items():
             if name.isupper() and isinstance(functions, list) and callable(functions[0]):
-                added = [lambda *given, own=function: own(*given) + 0 for function in functions]
+                added = [lambda *args, own=function: own(*args) + 0 for function in functions]
                 yield name, lambda functions=added: rounded_sizes.assert_one_program(functions, rounded_sizes.features)
-    yield "ASSUMPTIONS", _assumptions
+    yield "GUARDS", _check_guards
 
 
-def _assumptions() -> None:
-    """One more than a size is assumed to be at most another size: rounded, it is greater."""
+def _check_guards() -> None:
+    """A graph with the guard x + 1 <= y for two sizes. It does not hold for the rounded sizes."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x[:1]]) + (y * 2)[: x.shape[0] + 1]
@@ -45,7 +45,7 @@ def _assumptions() -> None:
 
 
 def find(planted: Fault) -> str | None:
-    """Which trial finds a fault, and how."""
+    """Returns the first trial that finds a fault, with its error; None if there is none."""
     for name, trial in trials():
         torch._dynamo.reset()
         with planted():
@@ -57,13 +57,13 @@ def find(planted: Fault) -> str | None:
 
 
 def main(names: Sequence[str]) -> int:
-    """Print for every fault what finds it."""
+    """Prints the trial that finds each fault."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         quick_compilation.apply(patch)
         for name in names or FAULTS:
             found[name] = find(FAULTS[name])
             print(f"{name:50} {found[name] or 'not found'}", flush=True)
-    missed = [name for name, how in found.items() if how is None]
+    missed = [name for name, trial in found.items() if trial is None]
     print(f"{len(found) - len(missed)} of {len(found)} faults found")
     return int(bool(missed))

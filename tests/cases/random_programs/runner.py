@@ -1,4 +1,4 @@
-"""Many programs, in processes of their own; every verdict is recorded as it comes, and a run goes on where an earlier one stopped."""
+"""Runs many programs in child processes. Records each verdict at once, and continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .rounded import ROUNDED, everywhere
 
 Record = dict[str, Any]
 
-# A process that is silent for longer hangs; one that has run so many programs makes room for a fresh one.
+# A process that gives no answer within this time hangs. A process is replaced after this number of programs.
 SILENCE_SECONDS = 900
 PROGRAMS_PER_PROCESS = 500
 OUTCOMES = ("agrees", "torch", "refused", "disagrees", "crashes", "hangs")
@@ -34,18 +34,24 @@ BAD = ("refused", "disagrees", "crashes", "hangs")
 
 
 def seeds(first: int, count: int) -> range:
-    """The seeds of a run's programs: runs with different seeds have no program in common."""
+    """Returns the seeds of a run's programs. Runs with different seeds have no program in common."""
     return range(first * 1_000_000, first * 1_000_000 + count)
 
 
 def run_one(seed: int, smallest: bool = True, rounded: bool = False) -> Record:
-    """Generate a program, judge it, and if it fails look for a smaller one that fails alike. rounded: with rounded sizes."""
+    """Generates and judges a program, and returns its record.
+
+    Args:
+        seed: the seed of the program.
+        smallest: for a program that fails, look for a smaller one that fails in the same way.
+        rounded: use rounded sizes.
+    """
     program, expected = generate(seed, rounded)
     if not rounded:
         return _run(seed, program, expected, smallest)
-    with everywhere() as seen:
+    with everywhere() as outcomes:
         record = _run(seed, dataclasses.replace(program, dynamic=True), expected, smallest)
-    return record | {"sizes": sorted(set(seen))}
+    return record | {"sizes": sorted(set(outcomes))}
 
 
 def _run(seed: int, program: Program, expected: Expected, smallest: bool) -> Record:
@@ -62,7 +68,7 @@ def _run(seed: int, program: Program, expected: Expected, smallest: bool) -> Rec
 
 
 def load(path: Path) -> dict[int, Record]:
-    """The records of an earlier run, by seed."""
+    """Returns the records of an earlier run, by seed."""
     if not path.exists():
         return {}
     records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
@@ -70,7 +76,15 @@ def load(path: Path) -> dict[int, Record]:
 
 
 def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Record], None], rounded: bool = False) -> None:
-    """Run the programs of these seeds, adding a line to the file for each; `seen` gets every record, one at a time."""
+    """Runs the programs with these seeds.
+
+    Args:
+        wanted: the seeds.
+        shards: the number of processes.
+        path: the file that gets a line for each record.
+        seen: called with each record, by one thread at a time.
+        rounded: use rounded sizes.
+    """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seed in wanted:
         waiting.put(seed)
@@ -100,26 +114,26 @@ def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Reco
 
 
 class _Worker:
-    """A process that judges programs, replaced when it dies, hangs, or has done many."""
+    """A process that judges programs. It is replaced when it dies, hangs, or has judged many programs."""
 
     def __init__(self, rounded: bool) -> None:
         self._rounded = rounded
         self._process: multiprocessing.process.BaseProcess | None = None
-        self._ours: Connection | None = None
+        self._connection: Connection | None = None
         self._done = 0
 
     def run(self, seed: int) -> Record:
-        if self._process is None or self._ours is None:
+        if self._process is None or self._connection is None:
             context = multiprocessing.get_context("spawn")
-            self._ours, theirs = context.Pipe()
-            self._process = context.Process(target=_work, args=(theirs, self._rounded), daemon=True)
+            self._connection, child_connection = context.Pipe()
+            self._process = context.Process(target=_work, args=(child_connection, self._rounded), daemon=True)
             self._process.start()
-            theirs.close()
-        self._ours.send(seed)
+            child_connection.close()
+        self._connection.send(seed)
         outcome = "hangs"
         try:
-            if self._ours.poll(SILENCE_SECONDS):
-                record: Record = self._ours.recv()
+            if self._connection.poll(SILENCE_SECONDS):
+                record: Record = self._connection.recv()
                 self._done += 1
                 if self._done % PROGRAMS_PER_PROCESS == 0:
                     self.stop()
@@ -148,23 +162,23 @@ def _work(connection: Connection, rounded: bool) -> None:
 
 
 def summary(records: Iterable[Record]) -> str:
-    """Counts of everything."""
+    """Returns a text with counts of outcomes, ops and features."""
     records = list(records)
     outcomes = Counter(record["outcome"] for record in records)
     agreeing = [record for record in records if record["outcome"] == "agrees"]
     ops = Counter()
-    found: Counter[str] = Counter()
+    feature_counts: Counter[str] = Counter()
     for record in agreeing:
         ops.update(record["ops"])
-        found.update(record["features"])
+        feature_counts.update(record["features"])
     lines = [f"{len(records)} programs: " + ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])]
     lines.append(f"{sum(record['compared'] for record in agreeing)} values compared; {sum(ops.values())} steps of {len(ops)} kinds:")
     lines.append("  " + ", ".join(f"{op} {count}" for op, count in ops.most_common()))
     lines.append("programs with:")
-    lines += [f"  {count:6} {name}" for name, count in found.most_common()]
+    lines += [f"  {count:6} {name}" for name, count in feature_counts.most_common()]
     if any("sizes" in record for record in records):
         reasons = Counter(reason for record in records for reason in record.get("sizes", ()))
-        lines.append(f"{reasons.pop(ROUNDED, 0)} programs with graphs for rounded sizes; for exact ones, and why:")
+        lines.append(f"{reasons.pop(ROUNDED, 0)} programs with graphs for rounded sizes; reasons for exact sizes:")
         lines += [f"  {count:6} {reason}" for reason, count in reasons.most_common()]
     for outcome in ("torch", *BAD):
         kinds = Counter(record["kind"] for record in records if record["outcome"] == outcome)

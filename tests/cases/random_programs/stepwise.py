@@ -1,8 +1,8 @@
-"""A program run step by step in eager mode: what eager mode leaves undefined is refused, and rounding errors can be imitated.
+"""Runs a program step by step in eager mode. Rejects undefined behaviour, and can simulate rounding errors.
 
-A compiler may round elsewhere than eager mode does, so results that are not exact are compared within bounds; and a program in which
-another rounding would change a comparison, an integer or an index has no one right result. Both are found out by running the program
-several times, each inexact number moved by about its dtype's precision.
+A compiler may round at other points than eager mode. So inexact results are compared within bounds, and a program is rejected if other
+rounding would change a comparison, an integer or an index. For both, the program runs several times. In each run, each inexact number
+changes by about its dtype's precision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from .program import Program, Step, evaluate
 
-# The largest and the smallest magnitude that a step may give, by dtype: far from overflow, and from the denormals that XLA flushes.
+# The largest and smallest magnitude of a step's results, by dtype: far from overflow, and from denormals, which XLA flushes to zero.
 LIMITS = {torch.float16: (1e3, 1e-3), torch.complex64: (1e5, 1e-6)}
 LIMIT = (1e6, 1e-6)
 NOISE = {
@@ -30,12 +30,12 @@ NOISE = {
 
 
 class Rejected(Exception):
-    """Eager mode refuses the program, or does not define its results."""
+    """Eager mode rejects the program, or does not define its results."""
 
 
 @contextlib.contextmanager
 def strict_warnings() -> Iterator[None]:
-    """Inside, a warning is an exception, each time: PyTorch gives many of them only once in a process."""
+    """In this context, each warning is an exception, even those that PyTorch raises only once in a process."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
@@ -50,10 +50,13 @@ Runner = Callable[..., Any]
 
 
 class Stepwise:
-    """Runs a program's steps on the live tensors of its inputs.
+    """Runs a program's steps on its input tensors.
 
-    noise: a generator for the signs of imitated rounding errors, or None.
-    After a run, `values` holds every value, and `random` the numbers of those that depend on random numbers.
+    Attributes:
+        program: the program.
+        noise: a generator for the signs of simulated rounding errors, or None.
+        values: all values, after a run.
+        random: the numbers of the values that depend on random numbers, after a run.
     """
 
     def __init__(self, program: Program, noise: torch.Generator | None = None) -> None:
@@ -61,23 +64,23 @@ class Stepwise:
         self.noise = noise
         self.values: list[torch.Tensor] = []
         self.random: set[int] = set()
-        self._touched: set[int] = set()
+        self._random_storages: set[int] = set()
         self._inputs: list[torch.Tensor] = []
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """The program's result. Raises: Rejected, or whatever eager mode raises."""
+        """Returns the program's result. Raises Rejected, or the exceptions of eager mode."""
         self.values = list(inputs)
-        # What an earlier run has written into an input stays there.
-        touched = self._touched & set(map(storage_key, inputs))
-        self._inputs = list(inputs)  # kept until the next run, so that its inputs lie elsewhere unless they are these
+        # Random numbers that an earlier run has written into an input stay there.
+        random_storages = self._random_storages & set(map(storage_key, inputs))
+        self._inputs = list(inputs)  # kept alive until the next run, so that its new inputs get other storages
         for step in self.program.steps:
             operands = [self.values[number] for number in step.operands]
             results = self._step(step, operands)
-            if step.random or any(storage_key(operand) in touched for operand in operands):
-                touched.update(map(storage_key, results + operands[:1] if step.writes else results))
+            if step.random or any(storage_key(operand) in random_storages for operand in operands):
+                random_storages.update(map(storage_key, results + operands[:1] if step.writes else results))
             self.values += results
-        self._touched = touched & set(map(storage_key, self._inputs))
-        self.random = {number for number, value in enumerate(self.values) if storage_key(value) in touched}
+        self._random_storages = random_storages & set(map(storage_key, self._inputs))
+        self.random = {number for number, value in enumerate(self.values) if storage_key(value) in random_storages}
         return self.program.pack(self.values)
 
     def _step(self, step: Step, operands: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -87,29 +90,29 @@ class Stepwise:
         exact = self._without_rounding(step, operands) if self.noise is not None else None
         results = run_step(step, operands)
         storages = set(map(storage_key, operands))
-        made = [result for result in results if storage_key(result) not in storages]
-        if not finite and (made or step.writes) and any(tensor.is_complex() for tensor in (*operands, *made)):
-            # Which part of an infinite complex number is NaN differs between torch's own kernels (C99, Annex G, leaves it open), and adding
-            # such numbers makes NaNs of finite parts, since eager mode multiplies by alpha = 1 + 0j first.
+        new_results = [result for result in results if storage_key(result) not in storages]
+        if not finite and (new_results or step.writes) and any(tensor.is_complex() for tensor in (*operands, *new_results)):
+            # Which part of an infinite complex number is NaN differs between torch's kernels (C99, Annex G, does not define it). A sum of
+            # such numbers changes finite parts to NaN, because eager mode first multiplies by alpha = 1 + 0j.
             raise Rejected(f"{step.op} with infinite complex numbers, whose parts are not defined one by one")
         written = operands[: int(step.writes)]
-        # What is written as integers may be read as floating point elsewhere.
+        # Integers may be written to memory that another value reads as floating point.
         reread = [
             value
             for value in self.values
             if any(value.dtype != tensor.dtype and storage_key(value) == storage_key(tensor) for tensor in written)
         ]
-        for tensor in [*made, *written, *reread]:
+        for tensor in [*new_results, *written, *reread]:
             _check_range(step, tensor, finite)
         if self.noise is not None:
             references = exact if exact is not None else [None] * (len(results) + 1)
             for tensor, reference in zip([*results, operands[0] if operands else None], references, strict=True):
-                if tensor is not None and (any(tensor is new for new in made) or (step.writes and tensor is operands[0])):
+                if tensor is not None and (any(tensor is new for new in new_results) or (step.writes and tensor is operands[0])):
                     _disturb(tensor, reference, self.noise)
         return results
 
     def _without_rounding(self, step: Step, operands: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """The step's results, and operand 0 after it, computed in float64; None where that cannot be done."""
+        """Returns the step's results, and operand 0 after it, computed in float64; None if that is not possible."""
         if step.random:
             return None
         try:
@@ -123,9 +126,9 @@ class Stepwise:
 
 
 def run_step(step: Step, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The step's results on live tensors.
+    """Returns the step's results.
 
-    Raises: Rejected if it gives something else than its number of tensors.
+    Raises: Rejected if these are not tensors, or not the step's number of results.
     """
     result = evaluate(step.code, operands, step.results > 0)
     results = [] if step.results == 0 else [result] if step.results == 1 else list(result)
@@ -135,12 +138,17 @@ def run_step(step: Step, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What tensors on the same memory have in common while they live."""
+    """Returns a key that is equal for tensors with the same storage, while they are alive."""
     return tensor.untyped_storage()._cdata
 
 
 def _widen(tensor: torch.Tensor, integers: bool) -> torch.Tensor:
-    """A copy in which rounding hardly matters; integers stay (they may be indices) unless there is nothing else."""
+    """Returns a copy in higher precision.
+
+    Args:
+        tensor: the tensor.
+        integers: also convert integers, if no operand is inexact. Otherwise, they may be indices.
+    """
     if tensor.is_complex():
         return tensor.to(torch.complex128, copy=True)
     return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() or integers else tensor.clone()
@@ -163,7 +171,7 @@ def _check_range(step: Step, tensor: torch.Tensor, finite: bool) -> None:
 
 
 def _disturb(tensor: torch.Tensor, reference: torch.Tensor | None, noise: torch.Generator) -> None:
-    """Move every element that is not exact by about its dtype's precision, up or down."""
+    """Changes each inexact element by about its dtype's precision, up or down."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel() or overlaps_itself(tensor):
         return
     tensor = tensor.detach()
@@ -186,13 +194,13 @@ def _disturb(tensor: torch.Tensor, reference: torch.Tensor | None, noise: torch.
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements lie in one place."""
-    return len(places(tensor)) != tensor.numel()
+    """True if two elements share memory."""
+    return len(positions_of(tensor)) != tensor.numel()
 
 
-def places(tensor: torch.Tensor) -> set[int]:
-    """The positions of the tensor's elements in its storage, in elements."""
-    found = {tensor.storage_offset()} if tensor.numel() else set()
+def positions_of(tensor: torch.Tensor) -> set[int]:
+    """Returns the positions of the tensor's elements in its storage, in elements."""
+    positions = {tensor.storage_offset()} if tensor.numel() else set()
     for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        found = {place + index * step for place in found for index in range(size)}
-    return found
+        positions = {position + index * step for position in positions for index in range(size)}
+    return positions

@@ -1,4 +1,4 @@
-"""Steps whose results lie in the memory of their operand."""
+"""Steps whose results are views of their operand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ unary("views", "alias", "$0.view_as($0)", lambda t: True)
 
 
 def _shape(b: Builder, count: int) -> list[int]:
-    """A shape with so many elements."""
+    """Returns a shape with this number of elements."""
     if count == 0:
         return b.pick([[0], [0, 2], [3, 0]])
     shape: list[int] = []
@@ -85,7 +85,7 @@ def unflatten(b: Builder) -> Step:
 
 
 def slice_text(b: Builder, size: int) -> str:
-    """A slice of a dimension, as Python writes it."""
+    """Returns the text of a slice of a dimension."""
     start = "" if b.chance(30) else str(b.integer(0, size) - (size if b.chance(30) else 0))
     stop = "" if b.chance(50) else str(b.integer(0, size + 1) - (size if b.chance(20) else 0))
     step = b.pick(["", ":2", ":3", ":1"])
@@ -93,7 +93,7 @@ def slice_text(b: Builder, size: int) -> str:
 
 
 def basic_index(b: Builder, number: int, new_dims: bool = True) -> str:
-    """An index of slices and integers, with at most one ellipsis."""
+    """Returns the text of an index of slices and integers, with at most one ellipsis."""
     tensor = b.tensors[number]
     rank = b.integer(1, tensor.dim())
     parts = []
@@ -186,7 +186,7 @@ def diagonal(b: Builder) -> Step:
 
 @draws("views")
 def as_strided(b: Builder) -> Step:
-    """A view within the memory of the operand's own elements, which lie densely."""
+    """A view of the operand's own elements, which are dense in memory."""
     x = b.value(lambda t: has_elements(t) and _is_dense(t))
     tensor = b.tensors[x]
     left = tensor.numel() - 1
@@ -199,7 +199,7 @@ def as_strided(b: Builder) -> Step:
         left -= (extent - 1) * step
     offset = b.integer(0, left)
     if (offset == 0 and b.chance(50)) or tensor.storage_offset():
-        # An offset counts from the start of the storage, which after a write may be another one in a compiled program.
+        # An offset counts from the start of the storage. In a compiled program, the tensor may have another storage after a write.
         return Step("as_strided", f"$0.as_strided({size}, {stride})", (x,))
     return Step("as_strided", f"$0.as_strided({size}, {stride}, {offset})", (x,))
 
@@ -212,7 +212,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 @draws("views")
 def view_dtype(b: Builder) -> Step:
-    """The same bits as integers, of the same or of another size. Of float64 and complex numbers it is not known which are exact."""
+    """A view of the same bits as integers, of the same or of another size.
+
+    Excludes float64 and complex numbers, because it is unknown which of them are exact.
+    """
     x = b.value(lambda t: is_number(t) and not (is_inexact(t) and t.element_size() > 4))
     others = {1: [torch.int8, torch.uint8, torch.int16], 2: [torch.int16, torch.uint8], 4: [torch.int32, torch.int16, torch.uint8]}
     dtype = b.pick(others.get(b.tensors[x].element_size(), [torch.int64, torch.int32]))

@@ -1,4 +1,4 @@
-"""Steps that change a value, or through it whatever shares its memory, in place."""
+"""Steps that write in place to a value, and so to all values that share its memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .views import basic_index
 
 
 def _write(op: str, b: Builder, code: str, operands: tuple[int, ...], requires: str = "") -> Step:
-    """The step; its result, if a value is wanted, is the written tensor itself."""
+    """Returns a step that writes. At random, the written tensor is also a result."""
     return Step(op, code, operands, int(b.chance(30)), writes=True, requires=requires)
 
 
@@ -45,7 +45,7 @@ def arithmetic_with_number_(b: Builder) -> Step:
 
 @draws("writes")
 def augmented(b: Builder) -> Step:
-    """An in-place operation on a part, written with an index."""
+    """An in-place operation on a part, such as `x[0] += 1`."""
     x = b.target(lambda t: has_dims(t) and is_number(t))
     sign = b.pick(["+", "*", "-"])
     index = basic_index(b, x, new_dims=False)
@@ -222,7 +222,7 @@ def scatter_(b: Builder) -> Step:
 
 @draws("writes")
 def out_argument(b: Builder) -> Step:
-    """`out=` of the right shape and dtype; TorchDynamo takes contiguous ones only."""
+    """`out=` with the result's shape and dtype. TorchDynamo supports only contiguous tensors."""
     x = b.target(lambda t: is_number(t) and t.is_contiguous())
     tensor = b.tensors[x]
     y = b.value(lambda t: t.dtype == tensor.dtype and t.shape == tensor.shape)

@@ -1,4 +1,4 @@
-"""Programs of other people's kinds around a training step: each gives the same with a compiled step as without."""
+"""Training programs as users write them. Each must have the same results with and without a compiled step."""
 
 from . import python as python
 from . import trainers as trainers

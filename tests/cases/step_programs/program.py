@@ -1,4 +1,4 @@
-"""What a program is, and the programs by name."""
+"""The list of programs, by name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PROGRAMS: dict[str, Callable[[Compile], list[Any]]] = {}
 
 
 def program(function: Callable[[Compile], list[Any]]) -> Callable[[Compile], list[Any]]:
-    """Note a program: given what compiles a step, it calls that a few times, and gives what can be compared."""
+    """Adds a program: it takes a function that compiles a step, calls the step a few times, and returns comparable values."""
     PROGRAMS[function.__name__] = function
     return function
 
 
 def plain(values: Iterable[Any]) -> list[Any]:
-    """Tensors among them as lists."""
+    """Returns the values, with tensors as lists."""
     return [value.detach().tolist() if isinstance(value, torch.Tensor) else value for value in values]

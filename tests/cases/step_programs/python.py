@@ -1,4 +1,4 @@
-"""Steps whose Python looks at values, caches, counts, prints, hands tensors on, or keeps them."""
+"""Steps whose Python code reads values of tensors, caches, counts, prints, passes tensors to threads, or stores them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def inputs(n=6):
     return [torch.full((2,), float(2 ** (i + 1))) for i in range(n)]
 
 
-def looks(name, look):
+def add_reading_step(name, read):
     def run(compile):
         @compile
         def step(x):
             try:
-                s = look(x)
+                s = read(x)
             except Exception:
                 s = 1.0
             return x * s
@@ -37,23 +37,23 @@ def looks(name, look):
     PROGRAMS[name] = run
 
 
-looks("try item", lambda x: x.max().item())
-looks("try int", lambda x: int(x.sum()))
-looks("try tolist", lambda x: x.tolist()[0])
-looks("try if", lambda x: 2.0 if x.sum() > 9 else 5.0)
-looks("try all", lambda x: 2.0 if (x > 9).all() else 5.0)
-looks("fstring", lambda x: float(f"{x[0]}".strip("tensor()")))
-looks("numpy", lambda x: float(x.numpy()[0]))
-looks("try len nonzero", lambda x: float(len(torch.nonzero(x > 9))))
-looks("try format", lambda x: float(format(x[0], ".3f")))
-looks("try allclose", lambda x: 2.0 if torch.allclose(x, torch.full((2,), 8.0)) else 7.0)
-looks("try equal", lambda x: 2.0 if torch.equal(x, torch.full((2,), 8.0)) else 7.0)
-looks("try in", lambda x: 2.0 if 8.0 in x else 7.0)
-looks("try boolmask", lambda x: float(x[x > 9].numel()))
-looks("try range", lambda x: float(sum(1 for _ in range(x[0].long()))))
-looks("try index", lambda x: [1.0, 2.0, 3.0, 4.0, 5.0][x[0].long()])
-looks("try round", lambda x: float(round(x[0].item(), 1)))
-looks("try unique", lambda x: float(x.unique().shape[0] + x[0].item()))
+add_reading_step("try item", lambda x: x.max().item())
+add_reading_step("try int", lambda x: int(x.sum()))
+add_reading_step("try tolist", lambda x: x.tolist()[0])
+add_reading_step("try if", lambda x: 2.0 if x.sum() > 9 else 5.0)
+add_reading_step("try all", lambda x: 2.0 if (x > 9).all() else 5.0)
+add_reading_step("fstring", lambda x: float(f"{x[0]}".strip("tensor()")))
+add_reading_step("numpy", lambda x: float(x.numpy()[0]))
+add_reading_step("try len nonzero", lambda x: float(len(torch.nonzero(x > 9))))
+add_reading_step("try format", lambda x: float(format(x[0], ".3f")))
+add_reading_step("try allclose", lambda x: 2.0 if torch.allclose(x, torch.full((2,), 8.0)) else 7.0)
+add_reading_step("try equal", lambda x: 2.0 if torch.equal(x, torch.full((2,), 8.0)) else 7.0)
+add_reading_step("try in", lambda x: 2.0 if 8.0 in x else 7.0)
+add_reading_step("try boolmask", lambda x: float(x[x > 9].numel()))
+add_reading_step("try range", lambda x: float(sum(1 for _ in range(x[0].long()))))
+add_reading_step("try index", lambda x: [1.0, 2.0, 3.0, 4.0, 5.0][x[0].long()])
+add_reading_step("try round", lambda x: float(round(x[0].item(), 1)))
+add_reading_step("try unique", lambda x: float(x.unique().shape[0] + x[0].item()))
 
 
 @program
@@ -311,7 +311,7 @@ def lbfgs(compile: Compile) -> list[Any]:
 
 
 @program
-def look_losses(compile: Compile) -> list[Any]:
+def list_of_losses(compile: Compile) -> list[Any]:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -430,16 +430,16 @@ def environ(compile: Compile) -> list[Any]:
 
 
 @program
-def keeps_list(compile: Compile) -> list[Any]:
-    kept = []
+def list_of_results(compile: Compile) -> list[Any]:
+    results = []
 
     @compile
     def step(x):
-        kept.append(x * 2)
+        results.append(x * 2)
         return x.sum()
 
     r = plain([step(x) for x in inputs()])
-    return r + plain(kept)
+    return r + plain(results)
 
 
 @program
@@ -512,10 +512,10 @@ def subclass_state(compile: Compile) -> list[Any]:
                     st = s.state[p]
                     if not st:
                         st["m"] = Q(torch.zeros_like(p, dtype=torch.bfloat16))
-                    model = st["m"].float() if not isinstance(st["m"], Q) else st["m"].deq()
-                    model = model * 0.9 + p.grad
-                    st["m"].copy_(model)
-                    p.add_(model, alpha=-g["lr"])
+                    m = st["m"].float() if not isinstance(st["m"], Q) else st["m"].deq()
+                    m = m * 0.9 + p.grad
+                    st["m"].copy_(m)
+                    p.add_(m, alpha=-g["lr"])
 
     torch.manual_seed(0)
     model = nn.Linear(3, 1)

@@ -1,4 +1,4 @@
-"""Training loops as strangers write them."""
+"""Training loops as users write them."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def method_step(compile: Compile) -> list[Any]:
 
     t = T()
     st = compile(t.step)
-    return [plain([optimizer["loss"], *optimizer["out"]]) for optimizer in (st(torch.ones(4, 3) * i) for i in range(1, 9))]
+    return [plain([result["loss"], *result["out"]]) for result in (st(torch.ones(4, 3) * i) for i in range(1, 9))]
 
 
 @program

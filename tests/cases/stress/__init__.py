@@ -1,4 +1,7 @@
-"""Many threads that compile, train and call at the same time, with Python switching between them as often as it can.
+"""Many threads that compile, train and call at the same time, while Python switches between threads as often as possible.
 
-jobs.py says what they do, runner.py has them do it and looks at what stays behind. `python -m cases.stress --help`.
+jobs.py    the jobs of a thread
+runner.py  runs the threads, and measures memory and leftover objects
+
+`python -m cases.stress --help` shows the options.
 """

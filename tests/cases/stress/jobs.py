@@ -1,6 +1,6 @@
-"""What a thread does: pieces of work whose results are known beforehand, from eager mode.
+"""The jobs of a thread. The expected results come from eager mode.
 
-Shared programs are called by all threads, with values of each thread's own; the others are made, and called first, by their thread.
+All threads call the shared programs, with different values. The other programs belong to one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import dynaxla
 
 Function = Callable[..., Any]
-# One piece of work; raises if anything is not as it should be.
+# A piece of work; raises if a result is wrong.
 Job = Callable[[], None]
 
 
@@ -37,7 +37,7 @@ notes: list[torch.Tensor] = []
 
 
 class Refused(Exception):
-    """What an op raises, with the number of the thread whose values it saw."""
+    """The exception of an op, with the number of the thread whose values the op got."""
 
 
 @torch.library.custom_op("dynaxla_stress::refuse", mutates_args=())
@@ -51,7 +51,11 @@ refuse.register_fake(torch.empty_like)
 
 
 class Shared:
-    """Programs that all threads call, each compiled by whichever comes first. compile: as `torch.compile`, for one backend."""
+    """Programs that all threads call. The first caller compiles each of them.
+
+    Args:
+        compile: `torch.compile` for one backend.
+    """
 
     def __init__(self, compile: Function) -> None:
         torch.manual_seed(0)
@@ -78,8 +82,8 @@ def _refused(x: torch.Tensor) -> torch.Tensor:
     return refuse(x * 2) * 3
 
 
-def _indexed(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return x[places] * 2
+def _indexed(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return x[index] * 2
 
 
 def _chosen(x: torch.Tensor) -> torch.Tensor:
@@ -87,7 +91,14 @@ def _chosen(x: torch.Tensor) -> torch.Tensor:
 
 
 def jobs(number: int, seed: int, shared: Shared, compile: Function) -> dict[str, Job]:
-    """The jobs of one thread, by name. number: the thread's, from 1 up."""
+    """Returns the jobs of one thread, by name.
+
+    Args:
+        number: the number of the thread, starting at 1.
+        seed: the seed of the run.
+        shared: the shared programs.
+        compile: `torch.compile` for one backend.
+    """
     draw = torch.Generator().manual_seed(seed * 1000 + number)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -96,11 +107,11 @@ def jobs(number: int, seed: int, shared: Shared, compile: Function) -> dict[str,
     xs = [randn(5, 8) for _ in range(4)]
     images = [randn(2, 3, 12, 12) for _ in range(2)]
     rows = [randn(3, size) for size in (4, 7, 9, 16)]
-    made: dict[str, Job] = {
-        "model": _same(shared.net, shared.eager_net, xs),
-        "convolution": _same(shared.convolve, shared.convolution, images),
-        "sizes": _same(shared.sized, _sized, rows),
-        "choice": _same(shared.chosen, _chosen, [randn(20) for _ in range(3)]),
+    result: dict[str, Job] = {
+        "model": _agreement(shared.net, shared.eager_net, xs),
+        "convolution": _agreement(shared.convolve, shared.convolution, images),
+        "sizes": _agreement(shared.sized, _sized, rows),
+        "choice": _agreement(shared.chosen, _chosen, [randn(20) for _ in range(3)]),
         "note": _notes(shared.noted, float(number)),
         "refusal": _refusals(shared.refused, number),
         "index": _indices(shared.indexed, randn(10), number),
@@ -109,14 +120,14 @@ def jobs(number: int, seed: int, shared: Shared, compile: Function) -> dict[str,
         "frozen": _frozen(compile, xs),
         "step": _steps(xs[:2], number),
     }
-    return made
+    return result
 
 
 def _close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-def _same(compiled: Function, eager: Function, inputs: list[torch.Tensor]) -> Job:
+def _agreement(compiled: Function, eager: Function, inputs: list[torch.Tensor]) -> Job:
     with torch.no_grad():
         turns = itertools.cycle([(x, eager(x)) for x in inputs])
 
@@ -129,15 +140,15 @@ def _same(compiled: Function, eager: Function, inputs: list[torch.Tensor]) -> Jo
 
 
 def _notes(compiled: Function, value: float) -> Job:
-    """A custom op keeps its argument: what this thread gave must be found there, unchanged."""
+    """A custom op stores its argument. This thread's arguments must be there, unchanged."""
     x = torch.full((64,), value)
     expected = ((x + 1) * 2).sin()
 
     def job() -> None:
         _close(compiled(x), expected)
         mine = [item for item in list(notes) if item[0] == value + 1]
-        assert mine, "the op has not seen this thread's values"
-        assert all(bool((item == value + 1).all()) for item in mine), "what the op kept has changed"
+        assert mine, "the op has not got this thread's values"
+        assert all(bool((item == value + 1).all()) for item in mine), "a stored argument of the op has changed"
         del notes[: max(0, len(notes) - 200)]
 
     return job
@@ -191,7 +202,7 @@ def _gradients(compile: Function, inputs: list[torch.Tensor]) -> Job:
 
 
 def _new_functions(compile: Function, x: torch.Tensor, number: int) -> Job:
-    """A function that nobody has compiled before, and that nobody calls again."""
+    """Compiles and calls a new function each time."""
     counts = itertools.count(number * 100_000)
 
     def job() -> None:
@@ -203,14 +214,14 @@ def _new_functions(compile: Function, x: torch.Tensor, number: int) -> Job:
         scale = float(count % 7)
         own = types.FunctionType(function.__code__.replace(co_name=f"function_{count}"), globals(), "new", None, function.__closure__)
         _close(compile(own)(x), (x @ x.t() + scale).relu().sum(0))
-        # torch 2.13 never frees a code object that it has compiled, nor what it has compiled of it, whatever the backend.
+        # With any backend, torch 2.13 never frees compiled code objects, nor the code compiled from them.
         torch._C._dynamo.eval_frame.reset_code(own.__code__)
 
     return job
 
 
 def _frozen(compile: Function, inputs: list[torch.Tensor]) -> Job:
-    """Weights change in between: what was derived of them must follow."""
+    """Weights change between calls, and values computed from frozen weights must be updated."""
     torch.manual_seed(int(inputs[1].sum() * 1000))
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval().requires_grad_(False)
     weights = [torch.randn(8, 8) for _ in range(3)]
@@ -234,7 +245,7 @@ _STEPS = 6
 
 
 def _steps(inputs: list[torch.Tensor], number: int) -> Job:
-    """Some steps of training, then the same again from the beginning."""
+    """A few training steps, repeated from the same start."""
     torch.manual_seed(number)
     net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
     kinds: list[Function] = [
@@ -259,24 +270,24 @@ def _steps(inputs: list[torch.Tensor], number: int) -> Job:
     expected = [(x, step(x), [parameter.detach().clone() for parameter in net.parameters()]) for x in xs]
     restart()
     compiled = dynaxla.compile_step(step, fullgraph=True)
-    left: Iterator[Any] = iter(expected)
+    remaining: Iterator[Any] = iter(expected)
 
     def job() -> None:
-        nonlocal left
-        found, rest = next(left, None), left
-        if found is None:
+        nonlocal remaining
+        call, rest = next(remaining, None), remaining
+        if call is None:
             restart()
             rest = iter(expected)
-            found = next(rest)
-        left = iter(())  # a step that fails is the last one
-        x, loss, parameters = found
+            call = next(rest)
+        remaining = iter(())  # after a step that fails, the next job restarts
+        x, loss, parameters = call
         _close(compiled(x), loss)
         _close([parameter.detach() for parameter in net.parameters()], parameters)
-        left = rest
+        remaining = rest
 
     return job
 
 
-def choose(made: dict[str, Job], draw: random.Random) -> str:
-    """The name of the next job. Those that compile every time are rarer."""
-    return draw.choices(list(made), [0.1 if name == "new function" else 1.0 for name in made])[0]
+def choose(jobs: dict[str, Job], draw: random.Random) -> str:
+    """Returns the name of the next job. Jobs that compile every time are less frequent."""
+    return draw.choices(list(jobs), [0.1 if name == "new function" else 1.0 for name in jobs])[0]

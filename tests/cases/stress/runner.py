@@ -1,4 +1,4 @@
-"""Has threads do their jobs for some time, and looks from time to time, while they wait, at what they have left behind."""
+"""Runs jobs in threads. At intervals, the threads wait while memory and leftover objects are counted."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ import torch
 
 from .jobs import Shared, choose, jobs
 
-# Of Python's switches between threads.
+# The interval of Python's switches between threads.
 SWITCH_SECONDS = 1e-6
-# How often a thread does each of its jobs before anything is measured: programs for all that occurs have been made then.
+# The number of times that a thread runs each of its jobs before the first measurement. Then all programs have been compiled.
 FIRST_ROUNDS = 14
-# Of those that compile every time.
+# The same for jobs that compile every time.
 FIRST_NEW_FUNCTIONS = 4
-# What the process may grow by: TorchDynamo itself keeps about 0.1 MB of each function that it has compiled (its guards are held by
-# finalizers of the functions that they look at), and glibc's arenas, one for each thread, need some time to settle.
+# The allowed growth of memory. TorchDynamo itself keeps about 0.1 MB for each compiled function, because finalizers of the functions hold
+# its guards. And the heaps of glibc, one for each thread, grow for some time.
 MEGABYTES_PER_FUNCTION = 0.3
 MEGABYTES = 100
 
 
 @dataclass
 class Sample:
-    """What there is at one moment. Attributes: seconds (since the start); megabytes; objects (ours and JAX's, by class); compiled (how
-    many functions have been)."""
+    """A measurement.
+
+    Attributes:
+        seconds: the time since the start.
+        megabytes: the memory of the process.
+        objects: the number of objects of dynaxla and JAX, by class.
+        compiled: the number of functions compiled so far.
+    """
 
     seconds: float
     megabytes: float
@@ -44,7 +50,7 @@ class Sample:
 
 @dataclass
 class Report:
-    """What came of a run."""
+    """The results of a run."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -52,21 +58,28 @@ class Report:
 
     @property
     def grown(self) -> list[str]:
-        """What there was more of at the end than after the first rounds."""
+        """Descriptions of objects and memory that have grown between the first rounds and the end."""
         if len(self.samples) < 2:
             return ["the run was too short to tell"]
         first, last = self.samples[0], self.samples[-1]
-        found = [
+        descriptions = [
             f"{name}: {first.objects[name]}, then {count}" for name, count in last.objects.items() if count > first.objects[name] * 1.1 + 20
         ]
         allowed = MEGABYTES + MEGABYTES_PER_FUNCTION * (last.compiled - first.compiled)
         if last.megabytes - first.megabytes > allowed:
-            found.append(f"memory: {first.megabytes:.0f} MB, then {last.megabytes:.0f} MB; {allowed:.0f} MB more are allowed")
-        return found
+            descriptions.append(f"memory: {first.megabytes:.0f} MB, then {last.megabytes:.0f} MB; {allowed:.0f} MB more are allowed")
+        return descriptions
 
 
 def run(seconds: float, threads: int, seed: int, backend: str) -> Report:
-    """backend: dynaxla, or another one of torch's, to see what is torch's own fault (steps are dynaxla's all the same)."""
+    """Runs threads, and returns a report.
+
+    Args:
+        seconds: the duration after the first rounds.
+        threads: the number of threads.
+        seed: selects values and the order of jobs.
+        backend: dynaxla, or another backend to find defects of torch itself. Steps are compiled by dynaxla in any case.
+    """
 
     def compile(function: Any, **settings: Any) -> Any:
         if not backend.startswith("dynaxla"):
@@ -86,9 +99,9 @@ def run(seconds: float, threads: int, seed: int, backend: str) -> Report:
 
 
 def _run(work: list[dict[str, Callable[[], None]]], seconds: float, seed: int, report: Report) -> None:
-    # All threads begin at once; afterwards they meet whenever the main thread wants to look.
-    meeting = threading.Barrier(len(work) + 1)
-    wanted, ending = threading.Event(), threading.Event()
+    # All threads start together. Later, they wait at the barrier whenever the main thread takes a sample.
+    barrier = threading.Barrier(len(work) + 1)
+    is_sampling, ending = threading.Event(), threading.Event()
     lock = threading.Lock()
 
     def work_on(number: int, name: str, job: Callable[[], None]) -> None:
@@ -106,45 +119,45 @@ def _run(work: list[dict[str, Callable[[], None]]], seconds: float, seed: int, r
         draw = random.Random(seed * 1000 + number)
         first = [name for name in mine for _ in range(FIRST_NEW_FUNCTIONS if name == "new function" else FIRST_ROUNDS)]
         draw.shuffle(first)
-        meeting.wait()
+        barrier.wait()
         for name in first:
             work_on(number, name, mine[name])
-        meeting.wait()
-        meeting.wait()
+        barrier.wait()
+        barrier.wait()
         while not ending.is_set():
-            if wanted.is_set():
-                meeting.wait()
-                meeting.wait()
+            if is_sampling.is_set():
+                barrier.wait()
+                barrier.wait()
             name = choose(mine, draw)
             work_on(number, name, mine[name])
-        meeting.abort()
+        barrier.abort()
 
-    members = [threading.Thread(target=_until_the_end, args=(serve, number, mine)) for number, mine in enumerate(work, 1)]
-    for member in members:
-        member.start()
+    running_threads = [threading.Thread(target=_serve_until_the_end, args=(serve, number, mine)) for number, mine in enumerate(work, 1)]
+    for running_thread in running_threads:
+        running_thread.start()
     try:
-        with _ended():
-            meeting.wait()
-            begun = start = time.monotonic()
+        with _ignore_broken_barrier():
+            barrier.wait()
+            run_start = start = time.monotonic()
             for share in (0.0, 0.25, 0.5, 0.75, 1.0):
                 if share:
                     ending.wait(max(0.0, start + share * seconds - time.monotonic()))
-                    wanted.set()
-                meeting.wait()  # at first when all threads have done each of their jobs some times
-                wanted.clear()
-                report.samples.append(_sample(begun, report))
+                    is_sampling.set()
+                barrier.wait()  # the first time, all threads have run the first rounds
+                is_sampling.clear()
+                report.samples.append(_sample(run_start, report))
                 if not share:
                     start = time.monotonic()
-                meeting.wait()
+                barrier.wait()
     finally:
         ending.set()
-        meeting.abort()
-        for member in members:
-            member.join()
+        barrier.abort()
+        for running_thread in running_threads:
+            running_thread.join()
 
 
-class _ended:
-    """Nobody waits any more once a thread has ended."""
+class _ignore_broken_barrier:
+    """Suppresses the error of the barrier, which is aborted when a thread ends."""
 
     def __enter__(self) -> None: ...
 
@@ -152,23 +165,23 @@ class _ended:
         return kind is threading.BrokenBarrierError
 
 
-def _until_the_end(serve: Callable[..., None], *args: Any) -> None:
-    with _ended():
+def _serve_until_the_end(serve: Callable[..., None], *args: Any) -> None:
+    with _ignore_broken_barrier():
         serve(*args)
 
 
 def _sample(start: float, report: Report) -> Sample:
     gc.collect()
     objects: Counter[str] = Counter()
-    for thing in gc.get_objects():
-        kind = type(thing)
+    for item in gc.get_objects():
+        kind = type(item)
         if issubclass(kind, jax.core.Tracer) or str(kind.__module__).startswith("dynaxla"):
             objects[f"{kind.__module__}.{kind.__qualname__}"] += 1
     return Sample(time.monotonic() - start, _megabytes(), objects, report.counts["new function"])
 
 
 def _megabytes() -> float:
-    """What the process holds, without what its heap has free."""
+    """Returns the resident memory of the process, after free memory of the heap is returned to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

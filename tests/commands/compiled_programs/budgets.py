@@ -1,4 +1,4 @@
-"""Figures that must not grow. A file has, for each program, the figures that were accepted last."""
+"""Budgets: limits for the figures of programs. A file has, for each program, the figures that were last accepted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .results import Results
 
 @dataclass(frozen=True)
 class Limits:
-    """Which figures of a program are compared with its budget.
+    """The figures of a program that are compared with its budget.
 
     Attributes:
         counts: The names of figures that must not exceed the budget.
-        sizes: The names of figures that may exceed it a little, since XLA's assignment of memory is not stable to the byte.
+        sizes: The names of figures that may exceed the budget a little, since XLA's assignment of memory is not stable to the byte.
         calls: The name of a dict whose keys, such as names of custom calls, must all be in the budget's dict.
-        slack: By how much sizes may exceed the budget: a fraction of it.
-        least: By how much they may exceed it in any case.
+        slack: The fraction of the budget by which sizes may exceed it.
+        least: The amount by which sizes may exceed any budget, in the unit of the sizes.
     """
 
     counts: Sequence[str]
@@ -28,9 +28,9 @@ class Limits:
     slack: float = 0.02
     least: float = 0.5
 
-    def exceeded(self, found: Results, budgets: Results) -> Iterator[str]:
+    def exceeded(self, results: Results, budgets: Results) -> Iterator[str]:
         """Yields a line for each figure above its budget, each call that the budget does not have, and each program without a budget."""
-        for cell, result in found.items():
+        for cell, result in results.items():
             if "error" in result:
                 yield f"{cell}: {result['error'].strip().splitlines()[-1]}"
                 continue
@@ -54,7 +54,7 @@ def load(path: Path) -> Results:
 
 
 def save(found: Results, path: Path) -> None:
-    """Writes the figures of these cells. The file keeps those of other cells."""
-    kept = load(path) | {cell: {"programs": result["programs"]} for cell, result in found.items() if "programs" in result}
-    lines = [f"{json.dumps(cell)}: {json.dumps(kept[cell])}" for cell in sorted(kept)]
+    """Writes the figures of these cells. The file's figures of other cells stay."""
+    budgets = load(path) | {cell: {"programs": result["programs"]} for cell, result in found.items() if "programs" in result}
+    lines = [f"{json.dumps(cell)}: {json.dumps(budgets[cell])}" for cell in sorted(budgets)]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-# What launches nothing.
+# Opcodes that launch nothing.
 _FREE = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
-# What gives its operand's numbers, in other places or another dtype.
+# Opcodes whose result has the operand's numbers, in another order or dtype.
 _MOVES = frozenset(["copy", "transpose", "reshape", "convert", "copy-start"])
 
 _START = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -19,7 +19,15 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line. Attributes: name; opcode; called (the computation of a fusion or call); target (of a custom call); line."""
+    """One line of a computation.
+
+    Attributes:
+        name: The instruction's name.
+        opcode: The opcode, such as "fusion".
+        called: The name of the computation of a fusion or call; otherwise "".
+        target: The target of a custom call; otherwise "".
+        line: The text after the "=".
+    """
 
     name: str
     opcode: str
@@ -30,22 +38,22 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Module:
-    """A program. Attributes: entry; computations by name."""
+    """A program: its entry computation, and all computations by name."""
 
     entry: list[Instruction]
     computations: dict[str, list[Instruction]]
 
     @staticmethod
     def parse(text: str) -> Module:
-        """Raises: ValueError for a text without an entry computation."""
+        """Parses a text. Raises ValueError if it has no entry computation."""
         computations: dict[str, list[Instruction]] = {}
         entry, current = None, None
         for line in text.splitlines():
             if start := _START.match(line):
                 current = computations.setdefault(start[2], [])
                 entry = current if start[1] else entry
-            elif current is not None and (found := _INSTRUCTION.match(line)):
-                current.append(_instruction(found[1], found[2]))
+            elif current is not None and (match := _INSTRUCTION.match(line)):
+                current.append(_instruction(match[1], match[2]))
             elif line == "}":
                 current = None
         if entry is None:
@@ -58,25 +66,31 @@ class Module:
         return self._launched(self.entry)
 
     def _launched(self, computation: list[Instruction]) -> list[Instruction]:
-        found = []
+        launched = []
         for instruction in computation:
             if instruction.opcode == "call":
-                found += self._launched(self.computations[instruction.called])
+                launched += self._launched(self.computations[instruction.called])
             elif instruction.opcode not in _FREE and not instruction.opcode.endswith("-done"):
-                found.append(instruction)
-        return found
+                launched.append(instruction)
+        return launched
 
     def moves(self, instruction: Instruction) -> bool:
-        """Whether it only gives numbers in other places or another dtype: copies, transposes and casts, or a fusion of nothing else."""
+        """True if an instruction only moves or casts numbers: a copy, transpose or cast, or a fusion of nothing else."""
         if instruction.opcode != "fusion":
             return instruction.opcode in _MOVES
-        inner = {item.opcode for item in self.computations[instruction.called]} - _FREE
-        return bool(inner) and inner <= _MOVES
+        opcodes = {inner.opcode for inner in self.computations[instruction.called]} - _FREE
+        return bool(opcodes) and opcodes <= _MOVES
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Attributes: kernels (launches); moves (those that only copy, transpose or cast); calls (custom calls, by name)."""
+    """Figures of a program.
+
+    Attributes:
+        kernels: The number of launches.
+        moves: The number of launches that only copy, transpose or cast.
+        calls: The number of custom calls, by target.
+    """
 
     kernels: int
     moves: int

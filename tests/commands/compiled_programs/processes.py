@@ -1,4 +1,4 @@
-"""The processes that compile, one after another. Each compiles the cells of one group."""
+"""The processes that compile, one after another. Each process compiles the cells of one group."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def compile_all(
     environment: Mapping[str, str],
     log: Path | None = None,
 ) -> Results:
-    """Returns the results of these cells, known ones included. Each is written to `path` when it is known.
+    """Returns the results of these cells, including results of earlier runs. Each result is written to `path` at once.
 
-    If a process dies, the cell at which it was counts as failed. This is not written, so another run tries the cell again.
+    If a process dies, its current cell counts as failed. This failure is not written, so the next run tries the cell again.
 
     Args:
-        wanted: The cells. Their text is their name.
+        wanted: The cells. The name of a cell is its `str`.
         group_of: Returns the name of a cell's group. The cells of a group are neighbors in `wanted`, and share a process.
         path: The file of results.
         command: The command of a process, to which the path and the cells' names are added.
         environment: The environment variables of the processes.
-        log: The file for the standard error of a process, from which the error of a cell at which it dies is taken. None for no file.
+        log: The file for the standard error of a process; if the process dies, the cell's error is taken from it. None for no file.
     """
     _end_line(path)
     known, died = results.load(path), {}
@@ -60,7 +60,7 @@ def call(command: Sequence[str], environment: Mapping[str, str], log: Path | Non
         return subprocess.run(command, env=environment, stderr=errors).returncode
 
 
-# The lines with which C++ code ends its process, without date and thread, and with which it reports a signal.
+# The last messages of a process that C++ code ends: a fatal log line, matched without date and thread, or the report of a signal.
 _FATAL = re.compile(r"^(?:F\d{4} \S+ +\d+ |\*\*\* (?=SIG))(.*?) *$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The results of runs: a file of JSON lines, one for each cell, and a hash of the code that they belong to."""
+"""The results of runs: a file of JSON lines, one for each cell, and a hash of the code that computed them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import dynaxla
 
-# By cell: "programs" with figures by kind, or "error" with a traceback; and "seconds".
+# Results by cell: "programs" with figures by kind, or "error" with a traceback; and "seconds".
 Results = dict[str, dict[str, Any]]
 
 
 @functools.cache
 def code(*sources: Path) -> str:
-    """Returns a hash of all that determines the figures: dynaxla's sources, the files in `sources`, and the versions of torch and jax.
+    """Returns a hash of the code that determines the figures: dynaxla's sources, the files in `sources`, and the versions of torch and jax.
 
     Args:
         sources: Folders and files.
@@ -33,15 +33,15 @@ def code(*sources: Path) -> str:
 
 
 def load(path: Path) -> Results:
-    """Returns the last line of each cell. A line that a killed run left unfinished is dropped."""
-    found: Results = {}
+    """Returns the last line of each cell. An unfinished line of a killed run is dropped."""
+    results_by_cell: Results = {}
     for text in path.read_text().splitlines() if path.exists() else ():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        found[line.pop("cell")] = line
-    return found
+        results_by_cell[line.pop("cell")] = line
+    return results_by_cell
 
 
 def add(path: Path, line: dict[str, Any]) -> None:

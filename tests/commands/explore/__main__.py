@@ -1,4 +1,4 @@
-"""`python -m commands.explore`: draw and judge until the time is over; print what failed, and the command that repeats it."""
+"""`python -m commands.explore`: runs random cases until the time is over, and prints each failure with the command that repeats it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from .sources import SOURCES, Source
 
-# Who is silent for longer hangs, and is ended.
+# A case that takes longer than this is assumed to hang; its process is ended.
 SILENCE_SECONDS = 900
 SEEDS_PER_PROCESS = 300
 SEEDS_OF_A_RUN = 1_000_000
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None, sources: Mapping[str, Source] = SOURCES)
     explorer = Explorer()
     end = time.monotonic() + options.minutes * 60
     while (start := time.monotonic()) < end:
-        name = min(seconds, key=lambda name: seconds[name])  # all take equal shares of the time
+        name = min(seconds, key=lambda name: seconds[name])  # gives each source an equal share of the time
         seed = run * SEEDS_OF_A_RUN + counts[name]
         problem = explorer.judge(sources[name], seed)
         if problem:
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None, sources: Mapping[str, Source] = SOURCES)
 
 
 class Explorer:
-    """Judges in another process, so that a crash is a failure like others."""
+    """Runs cases in another process, so that a crash is a failure like others."""
 
     def __init__(self) -> None:
         self._pool = self._start()
@@ -75,7 +75,7 @@ class Explorer:
 
 
 def _is_ready() -> bool:
-    """Importing this module has imported torch."""
+    """Returns when the process has imported this module, and with it torch."""
     return True
 
 
@@ -90,11 +90,11 @@ def _judge(source: Source, seed: int) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m commands.explore", description=__doc__)
-    made.add_argument("--minutes", type=float, default=5.0, help="how long; what has begun is finished")
-    made.add_argument("--seed", type=int, help="draw what the run that printed this seed drew; without it, another one each time")
-    made.add_argument("--only", metavar="SOURCE:SEED", help="judge what one seed stands for, as printed")
-    return made
+    parser = argparse.ArgumentParser(prog="python -m commands.explore", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0, help="time for new cases; a case that has begun is finished")
+    parser.add_argument("--seed", type=int, help="repeats the cases of the run that printed this seed; by default a random seed")
+    parser.add_argument("--only", metavar="SOURCE:SEED", help="runs one case, as printed for a failure")
+    return parser
 
 
 if __name__ == "__main__":

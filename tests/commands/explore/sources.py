@@ -1,4 +1,4 @@
-"""What a seed can stand for. Each source judges what it draws from a seed, and says what is wrong, or nothing."""
+"""The sources of random cases. A source draws a case from a seed, and returns a description of the failure, or ""."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _cases() -> list[object]:
 
 
 def conformance(seed: int) -> str:
-    """The first calls of a case of PyTorch's databases."""
+    """Compares the first samples of a case of PyTorch's databases."""
     from cases.conformance.trial import quiet
     from cases.conformance.worker import run_case
 
@@ -70,13 +70,13 @@ def conformance(seed: int) -> str:
 
 
 def properties(seed: int) -> str:
-    """All tests that hypothesis draws arguments for."""
+    """Runs all tests whose arguments hypothesis draws."""
     files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "@given" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "hypothesis and not slow and not gpu", "-p", "no:cacheprovider", *files]
     command += ["--hypothesis-profile=explore", f"--hypothesis-seed={seed}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, cwd=TESTS.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.stdout if done.returncode else ""
+    process = subprocess.run(command, cwd=TESTS.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return process.stdout if process.returncode else ""
 
 
 SOURCES: dict[str, Source] = {

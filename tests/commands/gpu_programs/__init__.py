@@ -1,15 +1,15 @@
-"""What XLA makes of models for an H100, seen on a machine without a GPU: `python -m commands.gpu_programs --help`.
+"""Compiles models for an H100 on a machine without a GPU, and counts kernels and copies: `python -m commands.gpu_programs --help`.
 
-XLA's CUDA plugin compiles for a GPU that it is only told of, and torch's CPU build traces fake tensors on "cuda" once somebody has told it
-that there is such a device. What is compiled cannot be run, and XLA cannot measure its choices: numbers of kernels, copies and the
-memory that a program needs are right, times and tiles are not known.
+XLA's CUDA plugin compiles for a GPU that is only described to it, and torch's CPU build traces fake tensors on "cuda" if such a device is
+registered. The compiled programs cannot run, and XLA cannot measure its choices: the numbers of kernels and copies and a program's memory
+are correct, but times and tile sizes are not known.
 
-target.py    what XLA is told of an H100
-guard.cpp    what torch is told: a CUDA device, streams, which attention there is; guard.py compiles and loads it
-fakes.py     models and tensors that are fake ones on "cuda"
-programs.py  the compiled programs of a call, as the backend makes them
-models.py    which models, in which precision and layout
-child.py     the process of one model; runner.py: the processes, one after the other, and what they have found
+target.py    the description of an H100 for XLA
+guard.cpp    registers a CUDA device, streams and a choice of attention with torch; guard.py compiles and loads it
+fakes.py     fake models and tensors on "cuda"
+programs.py  the compiled programs of a call of a torch.compile function
+models.py    the models, with their precisions and layouts
+child.py     the process of one model; runner.py: all processes, one after another, and their results
 budgets.json the figures that must not grow
 report.py    docs/benchmarks/gpu-programs.md
 """

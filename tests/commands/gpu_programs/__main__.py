@@ -1,4 +1,4 @@
-"""`python -m commands.gpu_programs`: compile the cells, continue an interrupted run of the same code, write the page or compare."""
+"""`python -m commands.gpu_programs`: compiles the cells, and writes the page or compares with the budgets. Continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def main(argv: list[str] | None = None) -> int:
         path.unlink(missing_ok=True)
     started = time.monotonic()
     try:
-        found = compile_all(wanted, path, options.plugin or plugin_folder())
+        results_by_cell = compile_all(wanted, path, options.plugin or plugin_folder())
     except GpuProgramsError as error:
         raise SystemExit(str(error)) from None
-    print(f"{len(found)} cells in {time.monotonic() - started:.0f} seconds ({path})")
+    print(f"{len(results_by_cell)} cells in {time.monotonic() - started:.0f} seconds ({path})")
     if options.accept:
-        budgets.save(found, BUDGETS)
-    too_much = list(LIMITS.exceeded(found, budgets.load(BUDGETS))) if options.check or options.accept else []
-    failed = [f"{name}: {result['error']}" for name, result in found.items() if "error" in result]
-    print("\n".join([*too_much, *failed]))
+        budgets.save(results_by_cell, BUDGETS)
+    exceeded = list(LIMITS.exceeded(results_by_cell, budgets.load(BUDGETS))) if options.check or options.accept else []
+    failed = [f"{name}: {result['error']}" for name, result in results_by_cell.items() if "error" in result]
+    print("\n".join([*exceeded, *failed]))
     if (options.accept or not failed) and not options.check and len(wanted) == len(list(cells())):
-        report.PAGE.write_text(report.page(found))
-    return 1 if too_much or failed else 0
+        report.PAGE.write_text(report.page(results_by_cell))
+    return 1 if exceeded or failed else 0
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m commands.gpu_programs", description=__doc__)
-    made.add_argument("--match", default="", metavar="REGEX", help='only cells that this finds, e.g. "resnet18 bfloat16"')
-    made.add_argument("--check", action="store_true", help=f"compare with {BUDGETS.name} and fail where a figure has grown; no page")
-    made.add_argument("--accept", action="store_true", help=f"write these figures to {BUDGETS.name}, and the page even if a cell failed")
-    made.add_argument("--fresh", action="store_true", help="forget what an earlier run of this code has found")
-    made.add_argument("--plugin", type=Path, help="the folder with JAX's CUDA plugin")
-    made.add_argument("--results", type=Path, help="the file of results; by default one for each state of the sources")
-    return made
+    parser = argparse.ArgumentParser(prog="python -m commands.gpu_programs", description=__doc__)
+    parser.add_argument("--match", default="", metavar="REGEX", help='only cells whose name matches, e.g. "resnet18 bfloat16"')
+    parser.add_argument("--check", action="store_true", help=f"compare with {BUDGETS.name} and fail if a figure has grown; writes no page")
+    parser.add_argument("--accept", action="store_true", help=f"write these figures to {BUDGETS.name}, and the page even if a cell failed")
+    parser.add_argument("--fresh", action="store_true", help="ignore the results of an earlier run of this code")
+    parser.add_argument("--plugin", type=Path, help="the folder with JAX's CUDA plugin")
+    parser.add_argument("--results", type=Path, help="the file of results; by default one for each state of the sources")
+    return parser
 
 
 if __name__ == "__main__":

@@ -21,15 +21,15 @@ from .programs import Compiled, programs
 
 
 def main(path: Path, names: list[str]) -> None:
-    made: dict[str, nn.Module] = {}
+    models: dict[str, nn.Module] = {}
     for name in names:
         cell = Cell(*name.split(" "))
         start = time.monotonic()
         line: dict[str, Any] = {"cell": name}
         try:
-            if not made:
-                made[cell.model] = case(cell.model).build()
-            line["programs"] = _compiled(cell, made[cell.model])
+            if not models:
+                models[cell.model] = case(cell.model).build()
+            line["programs"] = _compiled(cell, models[cell.model])
         except Exception:
             line["error"] = traceback.format_exc()
         line["seconds"] = round(time.monotonic() - start, 1)
@@ -38,17 +38,17 @@ def main(path: Path, names: list[str]) -> None:
 
 
 def _compiled(cell: Cell, real: nn.Module) -> dict[str, Any]:
-    """Figures by kind of program."""
+    """Returns the figures of a cell's programs, by kind."""
     real = real.to(memory_format=cell.memory_format)
-    given = tuple(x.contiguous(memory_format=cell.memory_format) if x.dim() == 4 else x for x in inputs(cell.model))
-    args = fakes.fake_inputs(given, cell.torch_dtype)
+    real_inputs = tuple(x.contiguous(memory_format=cell.memory_format) if x.dim() == 4 else x for x in inputs(cell.model))
+    args = fakes.fake_inputs(real_inputs, cell.torch_dtype)
     fixed = fakes.fake_model(real.eval().requires_grad_(False), cell.torch_dtype)
-    found = {item.phase: item for item in programs(fixed, *args)}
-    frozen = {item.phase: item for item in programs(fixed, *args, options={"freeze": True})}
-    found["frozen"] = frozen["inference"]
+    compiled = {program.phase: program for program in programs(fixed, *args)}
+    frozen = {program.phase: program for program in programs(fixed, *args, options={"freeze": True})}
+    compiled["frozen"] = frozen["inference"]
     trained = fakes.fake_model(real.train().requires_grad_(True), cell.torch_dtype)
-    found |= {item.phase: item for item in programs(trained, *args, backward=True)}
-    return {kind: _figures(item) for kind, item in found.items()}
+    compiled |= {program.phase: program for program in programs(trained, *args, backward=True)}
+    return {kind: _figures(program) for kind, program in compiled.items()}
 
 
 def _figures(item: Compiled) -> dict[str, Any]:

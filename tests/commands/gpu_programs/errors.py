@@ -1,7 +1,7 @@
-"""What stops a run."""
+"""The error that ends a run."""
 
 from __future__ import annotations
 
 
 class GpuProgramsError(Exception):
-    """Something that the machine lacks, or a call in the wrong order. The message says what to do."""
+    """The machine lacks something, or calls came in the wrong order. The message says how to fix it."""

@@ -1,6 +1,6 @@
-"""Models and tensors on a CUDA device that is not there. Import this module before torch."""
+"""Fake models and tensors on a CUDA device that does not exist. Import this module before torch."""
 
-# ruff: noqa: E402  (the guard has to be there before torch)
+# ruff: noqa: E402  (the guard must be loaded before torch)
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ATTENTION = ("math", "flash", "efficient", "cudnn")
 
 @contextlib.contextmanager
 def cuda() -> Iterator[None]:
-    """Inside, tensors and modules are made as fake ones on "cuda"."""
+    """In this context, tensors and modules are created as fake ones on "cuda"."""
     with MODE, torch.device("cuda"):
         yield
 
 
 @contextlib.contextmanager
 def attention(backend: str) -> Iterator[None]:
-    """Inside, scaled_dot_product_attention on "cuda" is one of `ATTENTION`, whatever CUDA would take."""
+    """In this context, scaled_dot_product_attention on "cuda" uses one of `ATTENTION`, independent of CUDA's choice."""
     _GUARD.gpuless_force_attention(ATTENTION.index(backend))
     try:
         yield
@@ -40,10 +40,10 @@ def attention(backend: str) -> Iterator[None]:
 
 
 def fake_model(real: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A model like this one with fake parameters and buffers on "cuda"; those of floats are of another dtype, if one is given."""
+    """Returns a copy of a model with fake parameters and buffers on "cuda"; those of floats have another dtype, if one is given."""
     return fake_models.fake_model(real, MODE, "cuda", dtype)
 
 
 def fake_inputs(real: Any, dtype: torch.dtype | None = None) -> Any:
-    """The same tree with fake tensors on "cuda"."""
+    """Returns the same tree with fake tensors on "cuda"."""
     return fake_models.fake_inputs(real, MODE, "cuda", dtype)

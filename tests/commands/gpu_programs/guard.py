@@ -1,4 +1,4 @@
-"""guard.cpp, compiled when it is needed and loaded into this process."""
+"""Compiles guard.cpp if necessary, and loads it into this process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SOURCE = Path(__file__).with_name("guard.cpp")
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, whose constructors have registered all. Torch asks once whether there is CUDA: it must not be imported before.
+    """Loads the library, whose constructors register the device. torch must not be imported earlier: it checks for CUDA only once.
 
-    Raises: GpuProgramsError without a compiler, with a CUDA build of torch, or if torch is there already.
+    Raises: GpuProgramsError without a compiler, with a CUDA build of torch, or if torch is already imported.
     """
     if "torch" in sys.modules:
         raise GpuProgramsError("torch was imported before it could be told of a CUDA device: import commands.gpu_programs.fakes first")
@@ -35,20 +35,20 @@ def load() -> ctypes.CDLL:
 
 
 def _library(folder: Path) -> Path:
-    """Compiled for this torch and this source; once."""
+    """Returns the library for this torch and this source, which is compiled once."""
     version = importlib.metadata.version("torch")
     digest = hashlib.blake2b(SOURCE.read_bytes() + version.encode(), digest_size=8).hexdigest()
     library = folder / f"guard-{digest}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        made = library.with_suffix(f".{os.getpid()}")  # another process may be at it
-        _compile(made)
-        made.rename(library)
+        temporary = library.with_suffix(f".{os.getpid()}")  # another process may compile it too
+        _compile(temporary)
+        temporary.rename(library)
     return library
 
 
 def _compile(library: Path) -> None:
-    """Raises: GpuProgramsError without a compiler, or with the compiler's message."""
+    """Compiles guard.cpp. Raises: GpuProgramsError without a compiler, or with the compiler's message."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise GpuProgramsError(f"no C++ compiler ({os.environ.get('CXX', 'g++')}) for {SOURCE.name}: install g++, or set CXX")
@@ -62,8 +62,8 @@ def _compile(library: Path) -> None:
 
 
 def _folder_of(package: str) -> str:
-    """Where a package lies, without importing it."""
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.submodule_search_locations
-    return found.submodule_search_locations[0]
+    """Returns the folder of a package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return spec.submodule_search_locations[0]

@@ -1,4 +1,4 @@
-"""Which models are compiled, and how: each in two precisions, those of images in two layouts."""
+"""The compiled models: each in two precisions, and models of images in two layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = ("NCHW", "channels-last")
 
 
 class LongBert(Bert):
-    """For 1024 tokens. dropout: of attention's weights, in training; cuDNN's kernels have none."""
+    """BERT for 1024 tokens. dropout: that of the attention weights, in training; cuDNN's kernels do not support it."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(max_position_embeddings=1024, attention_probs_dropout_prob=dropout)
@@ -38,7 +38,13 @@ CASES = [
 
 @dataclass(frozen=True)
 class Cell:
-    """What is compiled in one go. Attributes: model; dtype (a name of torch's); layout (one of `LAYOUTS`, "" without images)."""
+    """A model that is compiled in one precision and layout.
+
+    Attributes:
+        model: The model's name.
+        dtype: The name of a dtype of torch.
+        layout: One of `LAYOUTS`, or "" for a model without images.
+    """
 
     model: str
     dtype: str
@@ -66,7 +72,7 @@ def inputs(name: str, batch: int = BATCH) -> tuple[torch.Tensor, ...]:
 
 
 def cells() -> Iterator[Cell]:
-    """All of them, those of a model together."""
+    """Yields all cells, grouped by model."""
     for item in CASES:
         has_images = any(tensor.dim() == 4 for tensor in inputs(item.name, batch=1))
         for dtype, layout in itertools.product(DTYPES, LAYOUTS if has_images else ("",)):

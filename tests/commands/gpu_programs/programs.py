@@ -1,4 +1,4 @@
-"""The programs that the backend makes of a call on "cuda", compiled for a GPU that is not there. Import this module before torch."""
+"""The programs of a call on "cuda", compiled by the backend for a GPU that does not exist. Import this module before torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .target import H100
 
 @functools.cache
 def gpu() -> jax.Device:
-    """The GPU that XLA compiles for. Raises: GpuProgramsError without the plugin."""
+    """Returns the GPU that XLA compiles for. Raises: GpuProgramsError without the plugin."""
     if not os.environ.get(UNCHECKED):
         raise GpuProgramsError(f"set {UNCHECKED}=1 in the environment of this process: without a driver JAX refuses its CUDA plugin")
     try:
@@ -53,8 +53,13 @@ def gpu() -> jax.Device:
 class Compiled:
     """A program.
 
-    Attributes: name; phase ("inference", "forward", "backward"; "prepared" for what is computed of frozen parameters once); graph (the
-    ATen ops); stablehlo (the lowered program); text (the optimized one); temporary_bytes (what it needs beside inputs and outputs).
+    Attributes:
+        name: The graph's name.
+        phase: "inference", "forward" or "backward"; "prepared" for a program that computes values of frozen parameters once.
+        graph: The ATen graph.
+        stablehlo: The lowered program.
+        text: The optimized program.
+        temporary_bytes: The memory that the program needs in addition to inputs and outputs.
     """
 
     name: str
@@ -66,58 +71,62 @@ class Compiled:
 
     @property
     def instructions(self) -> list[hlo.Instruction]:
-        """Of the entry computation."""
+        """The instructions of the entry computation."""
         return hlo.Module.parse(self.text).entry
 
 
 def programs(
     function: Any, *args: Any, backward: bool = False, options: Mapping[str, Any] | None = None, **compile_args: Any
 ) -> list[Compiled]:
-    """The programs of one call with fake tensors, and of its gradient, in their order. options: as for torch.compile."""
+    """Returns the programs of one call with fake tensors, and of its gradient, in order. options: those of torch.compile."""
     torch._dynamo.reset()
-    made: list[Compiled] = []
-    given = {"cache": "", **(options or {})}
-    # AOTAutograd counts what runs under FakeTensorMode as looked at, not computed: programs do not run then, torch's ops do.
-    with mock.patch.object(scheduler, "Xla", functools.partial(_Engine, made)), MODE:
+    compiled: list[Compiled] = []
+    all_options = {"cache": "", **(options or {})}
+    # Under FakeTensorMode, AOTAutograd does not run programs, but torch's ops.
+    with mock.patch.object(scheduler, "Xla", functools.partial(_Engine, compiled)), MODE:
         with contextlib.nullcontext() if backward else torch.no_grad():
-            out = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=given, **compile_args)(*args)
+            out = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=all_options, **compile_args)(*args)
         if backward:
-            wanted = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            torch.autograd.backward(wanted, [torch.empty_like(leaf) for leaf in wanted])
-    return made
+            outputs = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            torch.autograd.backward(outputs, [torch.empty_like(leaf) for leaf in outputs])
+    return compiled
 
 
 class _Engine:
-    """Compiles graphs when it gets them, each whole: `blocks`, as Xla has it, is not asked for. Their runners leave all to torch, which
-    traces on."""
+    """An engine that compiles each graph at once as a whole: it ignores `blocks`, a parameter of Xla. Its runners run torch's ops."""
 
-    def __init__(self, made: list[Compiled], options: Options, *, blocks: bool) -> None:
-        self._made, self._options = made, options
+    def __init__(self, compiled_programs: list[Compiled], options: Options, *, blocks: bool) -> None:
+        self._compiled_programs, self._options = compiled_programs, options
         self._saved: dict[str, tuple[int, ...]] = {}
 
     def runner(self, graph: AtenGraph) -> CompiledGraph:
         unit = _Unit(graph, self._options)
         compiled = _compiled(unit, self._saved)
         if compiled is not None:
-            self._made.append(compiled)
+            self._compiled_programs.append(compiled)
         return CompiledGraph(unit)
 
 
 class _Unit(CompilationUnit):
     @property
     def jax_device(self) -> jax.Device:  # type: ignore[override]
-        """Where constants are made while the program is traced."""
+        """The device of constants that are created while the program is traced."""
         return clients.cpu_device()
 
     def specialise(self, args: Sequence[Any]) -> SpecialisedGraph:  # type: ignore[override]
-        found = super().specialise(args)
-        assert isinstance(found.buffers, NativeBuffers)
-        return dataclasses.replace(found, buffers=_OnGpu(found.buffers))
+        specialised = super().specialise(args)
+        assert isinstance(specialised.buffers, NativeBuffers)
+        return dataclasses.replace(specialised, buffers=_OnGpu(specialised.buffers))
 
 
 def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None:
-    """None if there is nothing to compute. saved: by name, the order in memory of what the forward program gives to the backward program,
-    which XLA chooses; a forward program adds its own."""
+    """Compiles a graph. Returns None if the graph computes nothing.
+
+    Args:
+        unit: The graph's unit.
+        saved: By name, the orders of dimensions in memory of the values that the forward program saves for the backward program. XLA
+            chooses these orders. A forward program adds its own.
+    """
     specialised = unit.specialise([_in_order(node, saved) for node in unit.interpreter.placeholders])
     if specialised.function is None:
         return None
@@ -125,9 +134,11 @@ def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None
     with jax.enable_x64(True):
         lowered = traced.lower(lowering_platforms=("cuda",))
     options = {**options_for(unit.platform, traced.jaxpr, Settings.current(unit.platform)), **unit.options.xla}
-    compiled = compile_with_cublas_fallback(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
+    compiled = compile_with_cublas_fallback(
+        lambda compiler_options: lowered.compile(compiler_options=dict(compiler_options) or None), options
+    )
     formats = jax.tree.leaves(compiled.output_formats)
-    check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free_results)
+    check_closed({index: tuple(format_.layout.major_to_minor) for index, format_ in enumerate(formats)}, buffers.free_results)
     saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free_results})
     phase = "prepared" if unit.name.endswith("_prepared") else unit.phase
     temporary = compiled.memory_analysis().temp_size_in_bytes
@@ -135,7 +146,7 @@ def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None
 
 
 def _in_order(node: Node, saved: Mapping[str, tuple[int, ...]]) -> Any:
-    """What a placeholder stands for, laid out as the forward program has it."""
+    """Returns the value of a placeholder, in the layout that the forward program has chosen."""
     value = node.meta["val"]
     if node.name not in saved:
         return value
@@ -143,7 +154,7 @@ def _in_order(node: Node, saved: Mapping[str, tuple[int, ...]]) -> Any:
 
 
 class _OnGpu:
-    """Buffers whose arrays lie on the GPU that is not there."""
+    """Buffers with arrays on the GPU that does not exist."""
 
     def __init__(self, buffers: Any) -> None:
         self._buffers = buffers

@@ -1,4 +1,4 @@
-"""docs/benchmarks/gpu-programs.md."""
+"""The page docs/benchmarks/gpu-programs.md."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ results. *frozen*: inference with the option `freeze`; what is computed of param
 _COLUMNS = "| | program | kernels | moves | memory | custom calls |\n| --- | --- | ---: | ---: | ---: | --- |"
 
 
-def page(found: Results) -> str:
-    """A table for each model."""
+def page(results_by_cell: Results) -> str:
+    """Returns the page, with a table for each model."""
     parts = [_HEAD.format(torch=version("torch"), jax=version("jax"), gpu=NAME, batch=BATCH)]
     model = ""
-    for name, result in found.items():
+    for name, result in results_by_cell.items():
         cell = Cell(*name.split(" "))
         if cell.model != model:
             model = cell.model
@@ -54,6 +54,6 @@ def _rows(name: str, result: dict) -> Iterator[str]:
 
 
 def _reason(trace: str) -> str:
-    """The first exception of a traceback: its first line, in which XLA's may have the operation that it could not compile."""
+    """Returns the first line of a traceback's first exception. XLA's errors may name there the operation that could not be compiled."""
     named = [line for line in trace.splitlines() if line and not line.startswith((" ", "Traceback"))]
     return named[0][:160].replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""What XLA is told of the GPU that it compiles for.
+"""The description of the GPU that XLA compiles for.
 
 Source: NVIDIA H100 Tensor Core GPU Architecture (SXM5), CUDA C++ Programming Guide, table of compute capability 9.0.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 NAME = "NVIDIA H100 SXM"
 
-# A GpuTargetConfigProto of XLA's. Sizes in bytes, bandwidth in bytes per second.
+# XLA's GpuTargetConfigProto. Sizes in bytes, bandwidth in bytes per second.
 H100 = """
 platform_name: "CUDA"
 device_description_str: "NVIDIA H100"

@@ -1,7 +1,4 @@
-"""In which order a CUDA device does torch's and XLA's work, on a machine without one.
-
-The device is a double (simulated_gpu.py).
-"""
+"""Tests of the order in which a CUDA device executes torch's and XLA's work, on a simulated device (simulated_gpu.py)."""
 
 from __future__ import annotations
 
@@ -43,18 +40,18 @@ def executable(
     waits: bool = False,
     acts: bool = False,
 ) -> Executable:
-    """A program with these inputs, which gives float64 arrays of these shapes, and the code of its checks as the last of them."""
+    """Returns a program with these inputs. Its results are float64 arrays of these shapes; with checks, the last one is their code."""
     parameters = [ExpectedInput(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
     arguments = Arguments(parameters, torch.device("cpu"), device)
-    place = GraphDevice(CUDA, device)
-    binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), place, draws, waits)
+    graph_device = GraphDevice(CUDA, device)
+    binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), graph_device, draws, waits)
     return Executable("a program", XlaProgram(device.program(compute, *shapes), str), binding, checks, acts)
 
 
 def checked(device: Device, codes: Sequence[int], **options: Any) -> Executable:
-    """A program whose calls give these codes, one after the other."""
-    left = list(codes)
-    return executable(device, lambda seed: [torch.tensor(left.pop(0), dtype=torch.float64)], shapes=[()], checks=CHECKS, **options)
+    """Returns a program whose calls report these check codes, one after another."""
+    codes_left = list(codes)
+    return executable(device, lambda seed: [torch.tensor(codes_left.pop(0), dtype=torch.float64)], shapes=[()], checks=CHECKS, **options)
 
 
 ORDERS = {
@@ -71,10 +68,10 @@ def order(request: pytest.FixtureRequest, device: Device) -> Callable[[], Sequen
 # Before a program
 
 
-def test_a_program_reads_what_torch_has_queued(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+def test_program_runs_after_torchs_queued_writes(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
     x = torch.zeros(4)
     program = executable(device, lambda _, x: [x * 2], [x])
-    for turn in range(4):  # imported for one call, then kept
+    for turn in range(4):  # imported for one call, then cached
         device.queue(lambda turn=turn: x.fill_(turn))
         (result,) = program([x])
         device.go(order())
@@ -82,7 +79,7 @@ def test_a_program_reads_what_torch_has_queued(device: Device, order: Callable[[
     assert device.host_waits == []
 
 
-def test_a_program_reads_a_copy_that_torch_makes_for_the_call(device: Device) -> None:
+def test_program_reads_torchs_copy_of_an_input_with_gaps(device: Device) -> None:
     gaps = torch.arange(8.0)[::2]
     program = executable(device, lambda _, x: [x], [gaps])
     (result,) = program([gaps])
@@ -90,7 +87,7 @@ def test_a_program_reads_a_copy_that_torch_makes_for_the_call(device: Device) ->
     assert result.tolist() == [0, 2, 4, 6]
 
 
-def test_a_program_without_inputs_waits_too(device: Device) -> None:
+def test_program_without_inputs_runs_after_torchs_queued_work(device: Device) -> None:
     written: list[str] = []
     device.queue(lambda: written.append("torch"))
     executable(device, lambda _: [torch.full((4,), len(written))])([])
@@ -102,7 +99,7 @@ def test_a_program_without_inputs_waits_too(device: Device) -> None:
     assert result.tolist() == [1] * 4
 
 
-def test_a_seed_is_there_before_the_program(device: Device) -> None:
+def test_seed_is_written_before_the_program_runs(device: Device) -> None:
     program = executable(device, lambda seed: [seed[:1].expand(4)], draws=True)
     results = [program([])[0] for _ in range(3)]
     device.go()
@@ -110,7 +107,7 @@ def test_a_seed_is_there_before_the_program(device: Device) -> None:
     assert device.host_waits == []
 
 
-def test_a_side_stream_is_the_one_that_counts(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+def test_program_is_ordered_with_the_current_stream(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
     x = torch.zeros(4)
     program = executable(device, lambda _, x: [x + 1], [x])
     side = Stream(50)
@@ -127,8 +124,8 @@ def test_a_side_stream_is_the_one_that_counts(device: Device, order: Callable[[]
 # After a program
 
 
-@pytest.mark.parametrize("shapes", [[(4,)], [()]], ids=["a result", "nothing but what stands for one"])
-def test_what_torch_writes_afterwards_is_not_read(device: Device, shapes: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("shapes", [[(4,)], [()]], ids=["a result", "only a placeholder"])
+def test_torchs_later_writes_run_after_the_program(device: Device, shapes: list[tuple[int, ...]]) -> None:
     x, read = torch.zeros(4), []
 
     def compute(_: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
@@ -144,17 +141,17 @@ def test_what_torch_writes_afterwards_is_not_read(device: Device, shapes: list[t
     assert read == [[turn] * 4 for turn in range(3)]
 
 
-def test_torch_reads_results_when_they_are_there(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+def test_torch_reads_results_after_the_program(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
     program = executable(device, lambda _: [torch.ones(4), torch.full((2,), 2.0)], shapes=[(4,), (2,)])
-    one, two = program([])
+    first, second = program([])
     read: list[Any] = []
-    device.queue(lambda: read.extend([one.tolist(), two.tolist()]))
+    device.queue(lambda: read.extend([first.tolist(), second.tolist()]))
     device.go(order())
     assert read == [[1] * 4, [2] * 2]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["the same stream", "another stream"])
-def test_memory_of_a_freed_result_is_written_when_torch_has_read_it(device: Device, elsewhere: bool) -> None:
+def test_memory_of_a_freed_result_is_reused_after_torch_has_read_it(device: Device, elsewhere: bool) -> None:
     numbers = [1.0, 2.0]
     program = executable(device, lambda _: [torch.full((4,), numbers.pop(0))])
     (result,) = program([])
@@ -169,7 +166,7 @@ def test_memory_of_a_freed_result_is_written_when_torch_has_read_it(device: Devi
     assert device.host_waits == []
 
 
-def test_a_stream_that_is_not_torchs_is_not_waited_for_later(device: Device) -> None:
+def test_destroyed_foreign_stream_is_not_waited_for(device: Device) -> None:
     foreign = Stream(70, is_torchs=False)
     program = executable(device, lambda _: [torch.zeros(4)])
     with device.stream(foreign):
@@ -184,22 +181,22 @@ def test_a_stream_that_is_not_torchs_is_not_waited_for_later(device: Device) -> 
 # Checks
 
 
-def test_no_call_waits_for_a_check(device: Device) -> None:
+def test_failed_check_is_raised_by_a_later_call(device: Device) -> None:
     program = checked(device, [0, 2, 2])
     program([])
     program([])
-    assert (device.executions, device.host_waits) == (2, []), "the device has not come to the first call yet"
+    assert (device.executions, device.host_waits) == (2, []), "the device has not executed the first call yet"
     device.go()
     with pytest.raises(IndexError, match="out of range") as raised:
         program([])
     assert "An earlier call of a program" in raised.value.__notes__[0]
-    assert (device.executions, device.host_waits) == (2, []), "it is raised before anything is done"
+    assert (device.executions, device.host_waits) == (2, []), "the error is raised before the program runs"
     program([])
     device.go()
     assert device.executions == 3, "a failure is raised once"
 
 
-def test_whatever_program_is_called_next_raises(device: Device) -> None:
+def test_failed_check_is_raised_by_the_next_call_of_any_program(device: Device) -> None:
     checked(device, [1])([])
     device.go()
     other = executable(device, lambda _: [torch.zeros(4)])
@@ -208,7 +205,7 @@ def test_whatever_program_is_called_next_raises(device: Device) -> None:
     other([])
 
 
-def test_failures_are_raised_in_their_order(device: Device) -> None:
+def test_failures_are_raised_in_order(device: Device) -> None:
     program = checked(device, [2, 1, 0, 2])
     for _ in range(4):
         program([])
@@ -220,25 +217,25 @@ def test_failures_are_raised_in_their_order(device: Device) -> None:
     late_checks.finish()
 
 
-def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
+def test_code_is_not_read_before_its_event(device: Device) -> None:
     checked(device, [0])([])
     while any(stream.step() for stream in (device.compute, *device.external)) or len(device.default.work) > 2:
         if device.default.work and len(device.default.work) > 2:
-            device.default.step()  # all but the copy of the code, and the event behind it
+            device.default.step()  # all work except the copy of the code and the event after it
     late_checks.raise_if_failed(CUDA)
     device.go()
     with pytest.raises(IndexError):
         late_checks.raise_if_failed(CUDA)
 
 
-def test_finish_waits_for_what_is_under_way(device: Device) -> None:
+def test_finish_waits_for_pending_checks(device: Device) -> None:
     checked(device, [0])([])
     with pytest.raises(IndexError, match="out of range"):
         late_checks.finish()
     assert device.host_waits == ["event"]
 
 
-def test_what_nobody_has_seen_is_logged_at_the_end(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+def test_unraised_failures_are_logged_at_exit(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     program = checked(device, [0, 2, 1])
     for _ in range(3):
         program([])
@@ -247,9 +244,7 @@ def test_what_nobody_has_seen_is_logged_at_the_end(device: Device, caplog: pytes
     assert [record.getMessage().splitlines()[0] for record in caplog.records] == ["IndexError: out of range", "ValueError: not positive"]
 
 
-def test_a_device_that_answers_no_more_does_not_keep_the_process(
-    device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_the_device_at_exit_is_logged(device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error")
 
@@ -259,13 +254,13 @@ def test_a_device_that_answers_no_more_does_not_keep_the_process(
     assert "CUDA error" in caplog.text
 
 
-def test_only_so_many_codes_are_under_way(device: Device) -> None:
+def test_number_of_pending_codes_is_limited(device: Device) -> None:
     program = checked(device, [2] * late_checks.MAX_IN_FLIGHT + [2, 0] + [2] * 20)
     for _ in range(late_checks.MAX_IN_FLIGHT):
         program([])
     assert device.host_waits == []
     program([])
-    assert device.host_waits == ["event"], "the first has made room"
+    assert device.host_waits == ["event"], "the call waits for the first code"
     program([])
     for _ in range(late_checks.MAX_IN_FLIGHT - 2):
         program([])
@@ -274,7 +269,7 @@ def test_only_so_many_codes_are_under_way(device: Device) -> None:
     late_checks.finish()
 
 
-def test_a_copy_that_fails_takes_no_slot(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_of_a_code_takes_no_slot(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = late_checks.CudaReports(CUDA)
     free = list(reports._free)
 
@@ -287,7 +282,7 @@ def test_a_copy_that_fails_takes_no_slot(device: Device, monkeypatch: pytest.Mon
     assert reports._free == free
 
 
-def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
+def test_waiting_program_raises_in_its_own_call(device: Device) -> None:
     program = executable(device, lambda _: [torch.tensor(0.0)], shapes=[()], checks=CHECKS, waits=True)
 
     class Code:
@@ -303,7 +298,7 @@ def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
 # Memory
 
 
-def test_a_call_without_memory_runs_when_torch_has_given_back_its_own(device: Device) -> None:
+def test_call_without_memory_is_repeated_after_torch_frees_its_cache(device: Device) -> None:
     x = torch.zeros(4)
     program = executable(device, lambda seed, x: [x + seed[0]], [x], draws=True)
     device.queue(lambda: x.fill_(5))
@@ -311,20 +306,20 @@ def test_a_call_without_memory_runs_when_torch_has_given_back_its_own(device: De
     (result,) = program([x])
     device.go()
     assert result.tolist() == [6] * 4
-    assert (device.executions, device.given_back, device.drawn) == (2, 1, 1), "the same call once more, with the same seed"
+    assert (device.executions, device.given_back, device.drawn) == (2, 1, 1), "the call is repeated with the same seed"
 
 
-def test_a_call_without_memory_fails_when_that_is_not_enough(device: Device) -> None:
+def test_call_fails_if_memory_is_missing_after_torch_frees_its_cache(device: Device) -> None:
     program = executable(device, lambda _: [torch.zeros(4)])
     device.missing = 2
     with pytest.raises(OutOfMemory):
         program([])
     assert (device.executions, device.given_back) == (2, 1)
-    assert device.host_waits == ["device"] * 2, "nothing of a failed call reads torch's memory when it has raised"
+    assert device.host_waits == ["device"] * 2, "a failed call does not read torch's memory after it raises"
     program([])
 
 
-def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
+def test_call_with_side_effects_is_not_repeated(device: Device) -> None:
     program = executable(device, lambda _: [torch.zeros(4)], acts=True)
     device.missing = 1
     with pytest.raises(OutOfMemory):
@@ -335,19 +330,19 @@ def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
 # Threads
 
 
-def test_two_threads_each_in_its_order(device: Device) -> None:
+def test_two_threads_on_their_own_streams(device: Device) -> None:
     calls, failed, wrong = 40, [], []
 
     def work(number: int) -> None:
         x = torch.zeros(4)
-        mine = executable(device, lambda _, x: [x * 2], [x])
+        double_program = executable(device, lambda _, x: [x * 2], [x])
         check = checked(device, [2, 2, 0, 2] * (calls // 4))
         with device.stream(Stream(50 + number)):
             for turn in range(calls):
                 try:
                     check([])
                     device.queue(lambda turn=turn: x.fill_(turn))
-                    (result,) = mine([x])
+                    (result,) = double_program([x])
                     with device.lock:
                         device.go()
                 except IndexError:
@@ -365,17 +360,17 @@ def test_two_threads_each_in_its_order(device: Device) -> None:
     with contextlib.suppress(IndexError):
         late_checks.finish()
     assert wrong == []
-    assert failed, "some failure has been raised"
+    assert failed, "no failed check was raised"
 
 
-def test_nothing_is_tried_again_where_torch_keeps_no_memory_unused(device: Device) -> None:
+def test_call_is_not_repeated_if_torch_caches_no_memory(device: Device) -> None:
     device.cached_bytes, device.missing = 0, 1
     with pytest.raises(OutOfMemory):
         executable(device, lambda seed: [torch.ones(4)])([])
     assert (device.executions, device.given_back) == (1, 0)
 
 
-def test_a_call_while_torch_records_a_cuda_graph_raises(device: Device) -> None:
+def test_call_during_cuda_graph_capture_is_refused(device: Device) -> None:
     streams.check_not_captured()
     device.is_capturing = True
     with pytest.raises(UnsupportedOp, match=r"outside torch\.cuda\.graph"):

@@ -1,4 +1,4 @@
-"""`python -m commands.gpu_report --output DIR`: the driver. Its exit code is 1 if something failed, 2 if a package is missing."""
+"""`python -m commands.gpu_report --output DIR`: the driver. Its exit code is 1 if a part or test failed, 2 if a package is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.paths import ROOT
 
 from . import environment
 
-# Lines of the summary: the command may run where only the end of its output is kept.
+# The maximum number of lines of the summary, and of characters of a line: some machines keep only the end of a command's output.
 SUMMARY_LINES = 100
 SUMMARY_WIDTH = 400
 
@@ -46,20 +46,20 @@ def main(argv: list[str] | None = None) -> int:
         )  # fmt: skip
         wanted = [run for run in runs.RUNS if not options.only or run.name in options.only.split(",")]
         runs.run_all(wanted, options.tests, environment.variables(Path(scratch), os.environ), end, log, options.jobs)
-    found = facts.read(file)
-    print("\n".join(summary(found)))
-    return 1 if any(_is_bad(fact) for fact in found) else 0
+    known_facts = facts.read(file)
+    print("\n".join(summary(known_facts)))
+    return 1 if any(_is_bad(fact) for fact in known_facts) else 0
 
 
-def summary(found: list[dict[str, Any]]) -> list[str]:
-    """At most SUMMARY_LINES lines: the parts' facts, the runs that did not end well, and the tests that did not pass."""
+def summary(facts: list[dict[str, Any]]) -> list[str]:
+    """Returns at most SUMMARY_LINES lines: the parts' facts, the runs that failed, and the tests that did not pass."""
     lines = []
-    for fact in found:
+    for fact in facts:
         if fact["part"] not in ("pytest", "driver") or fact["what"] == "start" or (fact["part"] == "driver" and not fact["ok"]):
             lines.append(json.dumps({name: value for name, value in fact.items() if name != "traceback"})[:SUMMARY_WIDTH])
-    ended = [fact for fact in found if "outcome" in fact]
+    ended = [fact for fact in facts if "outcome" in fact]
     bad = [fact for fact in ended if fact["outcome"] == "failed"]
-    unfinished = sorted({fact["id"] for fact in found if "id" in fact} - {fact["id"] for fact in ended})
+    unfinished = sorted({fact["id"] for fact in facts if "id" in fact} - {fact["id"] for fact in ended})
     lines += [f"failed: {fact['id']}: {_reason(fact.get('error', ''))}"[:SUMMARY_WIDTH] for fact in bad]
     lines += [f"began and did not end: {name}" for name in unfinished]
     left_out = len(lines) - SUMMARY_LINES + 2
@@ -69,7 +69,7 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _reason(error: str) -> str:
-    """The first line of the exception in pytest's report, or the report's last line."""
+    """Returns the first line of the exception in pytest's report, or the report's last line."""
     lines = error.strip().splitlines() or [""]
     return next((line.removeprefix("E").strip() for line in lines if line.startswith("E  ")), lines[-1])
 
@@ -100,8 +100,8 @@ def _gpu() -> str:
 
 
 def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "; ".join((done.stdout or done.stderr).strip().splitlines()) or "unknown"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "; ".join((process.stdout or process.stderr).strip().splitlines()) or "unknown"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.paths import ROOT
 
-# Modules by purpose; each name is also the package that pip installs. pytest-timeout is used if it is installed.
+# Modules by purpose. Each name is also the name of the package for pip. pytest-timeout is used if it is installed.
 NEEDED = {
     "dynaxla": ("torch", "jax", "numpy", "rich", "typer"),
     "its tests": ("pytest", "hypothesis"),
@@ -34,10 +34,14 @@ def has(module: str) -> bool:
 
 
 def variables(scratch: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of the processes: the sources on the import path, and caches that all of them share and that start empty.
+    """Returns the environment of the processes: the sources on the import path, and shared caches that are empty at first.
 
-    scratch: an empty directory. torch.compile finds a backend by its package's entry points; where dynaxla is not installed, the metadata
-    that an installation would write is written to scratch/metadata.
+    torch.compile finds a backend by its package's entry points. If dynaxla is not installed, the metadata of an installation is written to
+    scratch/metadata.
+
+    Args:
+        scratch: An empty directory.
+        environment: The environment of this process.
     """
     path = [ROOT / "src", ROOT / "tests"]
     try:
@@ -57,7 +61,7 @@ def variables(scratch: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def caches(scratch: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables for XLA's autotuning results and JAX's compiled programs: what one process has compiled, the next one finds."""
+    """Returns the variables for caches that the processes share: XLA's autotuning results, and JAX's compiled programs."""
     tuned, compiled = scratch / "autotuned", scratch / "compiled"
     tuned.mkdir()
     compiled.mkdir()

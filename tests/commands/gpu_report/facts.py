@@ -1,4 +1,4 @@
-"""Facts as JSON lines, written when they are known: a later crash of the process loses none of them."""
+"""Facts as JSON lines. Each fact is written as soon as it is known, so that a later crash of the process loses no fact."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LONGEST_TEXT = 1500
 
 
 def device() -> torch.device:
-    """The device that the parts use: cuda, or cpu when the report is rehearsed on a machine without a GPU."""
+    """The device that the parts use: cuda, or cpu in a rehearsal on a machine without a GPU."""
     return torch.device(os.environ.get(DEVICE_VARIABLE, "cuda"))
 
 
 def write(part: str, what: str, **fields: Any) -> None:
-    """Append one line to the file that the driver named: seconds since the driver's start, the part, the fact's name and its fields."""
+    """Appends a line to the driver's file: seconds since the driver's start, the part, the fact's name and its fields."""
     seconds = round(time.time() - float(os.environ[START_VARIABLE]), 1)
     line = json.dumps({"seconds": seconds, "part": part, "what": what, **fields}, default=str)
     with Path(os.environ[FILE_VARIABLE]).open("a") as file:
@@ -33,7 +33,7 @@ def write(part: str, what: str, **fields: Any) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """All facts of a file. A last line that was cut off by a crash is left out."""
+    """Returns all facts of a file. A last line that a crash has cut off is ignored."""
     facts = []
     for line in file.read_text().splitlines() if file.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):
@@ -43,8 +43,10 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def fact(part: str, what: str) -> Iterator[dict[str, Any]]:
-    """Write one fact on exit. The caller fills the dict; its key `ok` defaults to True. An exception is recorded and not raised again, so
-    that the part's next facts are still found."""
+    """Writes one fact on exit. The caller fills the dict; its key `ok` defaults to True.
+
+    An exception is recorded and suppressed, so that the part continues with its next fact.
+    """
     fields: dict[str, Any] = {}
     start = time.monotonic()
     try:
@@ -63,8 +65,10 @@ def synchronize() -> None:
 
 
 def milliseconds(call: Callable[[], Any], calls: int = 30) -> dict[str, float]:
-    """Milliseconds per call of `calls` calls with one wait for the device, the median of five: `ms` with the wait, `host_ms` without.
-    A long call on the CPU, in a rehearsal, is timed once."""
+    """Returns the milliseconds per call: `ms` with one wait for the device after `calls` calls, `host_ms` without it; the median of five.
+
+    In a rehearsal on the CPU, a long call is timed once.
+    """
     call(), call()
     synchronize()
     start = time.perf_counter()
@@ -85,6 +89,6 @@ def milliseconds(call: Callable[[], Any], calls: int = 30) -> dict[str, float]:
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference over the norm of the expected tensor, in float64. NaN if either has one."""
+    """The norm of the difference over the norm of the expected tensor, in float64. NaN if a tensor has a NaN."""
     actual, expected = actual.detach().double(), expected.detach().double()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))

@@ -1,4 +1,4 @@
-"""A pytest plugin (-p gpu_report.pytest_facts): a fact when a test begins and one when it ends, so that a crash costs one test."""
+"""A pytest plugin (-p commands.gpu_report.pytest_facts) that writes a fact when a test begins and when it ends: a crash costs one test."""
 
 from __future__ import annotations
 

@@ -18,23 +18,23 @@ from support.paths import ROOT
 
 from . import environment, facts, pytest_facts
 
-# Seconds for which pytest may print its summary after it was interrupted.
+# Seconds that pytest has to print its summary after an interrupt.
 GRACE = 3.0
-# Seconds after which a single test ends its process, and after which it prints where its threads are.
+# Seconds after which a single test is ended together with its process, and after which it prints the stacks of its threads.
 TEST_LIMIT, TEST_TRACEBACK = 60, 45
-# A test file is not started again after a crash with fewer seconds than this left.
+# The minimum number of seconds left for which a test file is started again after a crash.
 SHORTEST_RUN = 15.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """One part, or one file of tests.
+    """A part of the report, or a file of tests.
 
     Attributes:
         name: the part's name in `parts.PARTS`, or the test file's.
-        limit: seconds that it may take, all restarts after crashes included.
-        alone: True if no other run may use the GPU meanwhile, because it measures times or memory.
-        is_needed: True if nothing else can work unless the run's first fact is good: the report ends there.
+        limit: the maximum number of seconds, including restarts after crashes.
+        alone: True if no other run may use the GPU at the same time, because the run measures times or memory.
+        is_needed: True if the report ends here unless the run's first fact is good, because no later run could work.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Run:
         return self.name.endswith(".py")
 
 
-# In the order of what they tell. Attention comes last: it has the most programs by far.
+# The runs with the most important facts come first. The tests of attention come late, because they compile by far the most programs.
 RUNS = [
     Run("versions", 60, alone=True),
     Run("hand_over", 60, alone=True),
@@ -76,9 +76,9 @@ RUNS = [
 
 
 def run_all(runs: Sequence[Run], tests: Path, variables: Mapping[str, str], end: float, log: IO[bytes], jobs: int) -> None:
-    """Run everything until `end`, a time of time.monotonic(). Up to `jobs` runs share the GPU, except for those that must be alone.
+    """Starts the runs until `end`, a time of time.monotonic(). Up to `jobs` runs share the GPU, except for those that must be alone.
 
-    Raises: nothing for a run that fails; the facts say so.
+    The facts, rather than exceptions, report runs that fail.
     """
     pending = list(runs)
     while pending:
@@ -92,8 +92,8 @@ def run_all(runs: Sequence[Run], tests: Path, variables: Mapping[str, str], end:
 
 
 def _works(run: Run) -> bool:
-    found = [fact for fact in facts.read(Path(os.environ[facts.FILE_VARIABLE])) if fact["part"] == run.name]
-    return bool(found) and found[0]["ok"]
+    own_facts = [fact for fact in facts.read(Path(os.environ[facts.FILE_VARIABLE])) if fact["part"] == run.name]
+    return bool(own_facts) and own_facts[0]["ok"]
 
 
 def _run(run: Run, tests: Path, variables: Mapping[str, str], end: float, log: IO[bytes]) -> None:
@@ -107,16 +107,16 @@ def _run(run: Run, tests: Path, variables: Mapping[str, str], end: float, log: I
 
 
 def _run_tests(run: Run, tests: Path, variables: Mapping[str, str], end: float, log: IO[bytes]) -> int | str:
-    """Run a file of tests. After a crash, the tests that had not begun are run by a new process."""
-    begun: set[str] = set()
+    """Runs a file of tests. After a crash, a new process runs the tests that had not begun."""
+    begun_tests: set[str] = set()
     while True:
-        code = _process([*pytest_line(tests / run.name), *(f"--deselect={name}" for name in sorted(begun))], variables, end, log)
+        code = _process([*pytest_line(tests / run.name), *(f"--deselect={name}" for name in sorted(begun_tests))], variables, end, log)
         file = Path(os.environ[facts.FILE_VARIABLE])
         ids = {fact["id"] for fact in facts.read(file) if fact["what"] == pytest_facts.BEGIN and run.name in fact["id"]}
         # pytest's own exit codes: 0 all passed, 1 some failed, 5 no tests left.
-        if code in (0, 1, 5, "stopped at its time limit") or ids <= begun or end - time.monotonic() < SHORTEST_RUN:
-            return 1 if code in (0, 5) and begun else code
-        begun |= ids
+        if code in (0, 1, 5, "stopped at its time limit") or ids <= begun_tests or end - time.monotonic() < SHORTEST_RUN:
+            return 1 if code in (0, 5) and begun_tests else code
+        begun_tests |= ids
 
 
 def part_line(name: str) -> list[str]:
@@ -124,7 +124,10 @@ def part_line(name: str) -> list[str]:
 
 
 def pytest_line(file: Path) -> list[str]:
-    """xdist's workers would share one GPU. Without pytest-timeout, its setting in pyproject.toml is unknown and warns."""
+    """Returns the command of a test file. xdist is disabled, since its workers would share the GPU.
+
+    Without pytest-timeout, its setting in pyproject.toml causes a warning, which is ignored.
+    """
     options = ["-q", "--tb=short", "-p", "commands.gpu_report.pytest_facts", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["-o", f"faulthandler_timeout={TEST_TRACEBACK}"]
     options += [f"--timeout={TEST_LIMIT}"] if environment.has("pytest_timeout") else ["-W", "ignore::pytest.PytestConfigWarning"]
@@ -132,7 +135,7 @@ def pytest_line(file: Path) -> list[str]:
 
 
 def _process(line: Sequence[str], variables: Mapping[str, str], end: float, log: IO[bytes]) -> int | str:
-    """Returns the exit code. A process that is not done at `end` is stopped with all processes that it has started."""
+    """Returns the exit code. A process that runs at `end` is stopped with all processes that it has started."""
     process = subprocess.Popen(line, env=dict(variables), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         return process.wait(max(0.1, end - time.monotonic()))

@@ -1,15 +1,15 @@
-"""Every model of the benchmark and every entry of PyTorch's database of operators, lowered for GPUs and TPUs that are not there:
+"""Lowers all models of the benchmark and all entries of PyTorch's database of operators for GPUs and TPUs, on a machine without them:
 `python -m commands.lower_everywhere --help`.
 
-Graphs are captured on the CPU with the platform's decompositions, and moved to its device. They become StableHLO, as the backend makes it
-there, but are not compiled: that needs neither a plugin nor a compiler, and finds what has no lowering on the platform, and what would call
-code that only exists on another. With `--compile tpu`, libtpu also compiles them, which needs no TPU: that finds what the compiler refuses,
-and what ends its process.
+Graphs are captured on the CPU with the platform's decompositions, moved to the platform's device, and lowered to the StableHLO that the
+backend would compile there. This needs no plugin and no compiler, and finds ops without a lowering on the platform, and calls of functions
+that exist only on another platform. With `--compile tpu`, libtpu compiles the programs, too, which needs no TPU. This finds programs that
+the compiler refuses, or for which it ends the process.
 
-cases.py         which cases there are
-capture.py       a case's graphs, as AOTAutograd gives them
-lower.py         a graph as StableHLO for a platform, and which functions it calls
-expected.py      which calls exist where, and which cases cannot be lowered or compiled, with reasons
-trial.py         one case, judged
-tpu_compiler.py  processes that compile for a TPU, one after the other, and what they have found; tpu_child.py: such a process
+cases.py         the cases
+capture.py       AOTAutograd's graphs of a case
+lower.py         a graph as StableHLO for a platform, and the functions that it calls
+expected.py      the functions of each platform, and the cases that cannot be lowered or compiled, with reasons
+trial.py         the outcome of a case, compared with the expected one
+tpu_compiler.py  the processes that compile for a TPU, one after another, and their results; tpu_child.py: such a process
 """

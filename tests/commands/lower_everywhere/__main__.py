@@ -1,4 +1,4 @@
-"""`python -m commands.lower_everywhere`: lower what is asked for, and print what is wrong."""
+"""`python -m commands.lower_everywhere`: lowers the chosen cases, and prints the faults."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     count = 0
     try:
         for case, outcomes in _compiled(wanted, options) if options.compile else _lowered(wanted):
-            for platform, found in outcomes.items():
-                if text := fault(case, platform, found, is_compiled=platform == options.compile):
+            for platform, result in outcomes.items():
+                if text := fault(case, platform, result, is_compiled=platform == options.compile):
                     count += 1
                     print(text, flush=True)
     except libtpu.LibtpuError as error:
@@ -64,25 +64,25 @@ def _compiled(wanted: Sequence[Case], options: argparse.Namespace) -> Iterator[t
 
 
 def chosen(match: str = "", part: int = 1, seed: int = 0) -> list[Case]:
-    """A part of the cases whose id this finds, drawn at random: one in so many of each kind, in their order."""
-    found = [case for case in cases() if re.search(match, str(case))]
-    drawn: set[Case] = set()
+    """Returns a random sample of the cases whose id matches: one in `part` of each kind, in order."""
+    matching = [case for case in cases() if re.search(match, str(case))]
+    sample: set[Case] = set()
     for kind in ("model", "op"):
-        own = [case for case in found if case.kind == kind]
-        drawn |= set(random.Random(seed).sample(own, -(-len(own) // part)))
-    return [case for case in found if case in drawn]
+        of_kind = [case for case in matching if case.kind == kind]
+        sample |= set(random.Random(seed).sample(of_kind, -(-len(of_kind) // part)))
+    return [case for case in matching if case in sample]
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m commands.lower_everywhere", description=__doc__)
-    made.add_argument("--match", default="", metavar="REGEX", help='only cases that this finds, e.g. "op/linalg" or "model/"')
-    made.add_argument("--part", type=int, default=1, metavar="N", help="one case in N, drawn with --seed")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--compile", choices=["tpu"], help="also compile with libtpu, the compiler for TPUs; an interrupted run continues")
-    made.add_argument("--libtpu", type=Path, metavar="FOLDER", help="the folder with libtpu; by default that of make tpu-programs")
-    made.add_argument("--fresh", action="store_true", help="forget what an earlier run of this code has compiled")
-    made.add_argument("--results", type=Path, help="the file of compiled cases; by default one for each state of the sources")
-    return made
+    parser = argparse.ArgumentParser(prog="python -m commands.lower_everywhere", description=__doc__)
+    parser.add_argument("--match", default="", metavar="REGEX", help='only cases whose id matches, e.g. "op/linalg" or "model/"')
+    parser.add_argument("--part", type=int, default=1, metavar="N", help="one case in N, drawn with --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", choices=["tpu"], help="also compile with libtpu, the compiler for TPUs; an interrupted run continues")
+    parser.add_argument("--libtpu", type=Path, metavar="FOLDER", help="the folder with libtpu; by default that of make tpu-programs")
+    parser.add_argument("--fresh", action="store_true", help="ignore the results of an earlier run of this code")
+    parser.add_argument("--results", type=Path, help="the file of compiled cases; by default one for each state of the sources")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The graphs of a case, as AOTAutograd makes them for a platform, on fake tensors of the CPU."""
+"""AOTAutograd's graphs of a case for a platform, captured with fake tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .cases import Case
 
 
 def graphs(case: Case, platform: str) -> list[GraphModule]:
-    """Raises: what torch raises for what it cannot capture."""
+    """Returns the graphs of a case. Raises torch's error if torch cannot capture the case."""
     return _of_model(case, platform) if case.kind == "model" else _of_op(case, platform)
 
 
 def settings(found: list[GraphModule], platform: str) -> dict[str, Any]:
-    """AOTAutograd's, as the backend has them; graphs are added to `found`."""
+    """Returns the backend's settings for AOTAutograd. Its graphs are added to the list `found`."""
 
     def keep(graph: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         found.append(graph)
@@ -51,16 +51,16 @@ def settings(found: list[GraphModule], platform: str) -> dict[str, Any]:
 
 
 def of_function(function: Callable[..., Any], args: Sequence[Any], platform: str) -> list[GraphModule]:
-    """Of a function of tensors, without TorchDynamo."""
-    found: list[GraphModule] = []
+    """Returns the graphs of a function of tensors, captured without TorchDynamo."""
+    captured: list[GraphModule] = []
     mode = FakeTensorMode()
     with torch.no_grad(), mode:
-        aot_function(function, **settings(found, platform))(*[mode.from_tensor(arg) for arg in args])
-    return found
+        aot_function(function, **settings(captured, platform))(*[mode.from_tensor(arg) for arg in args])
+    return captured
 
 
 def _of_op(case: Case, platform: str) -> list[GraphModule]:
-    """The graphs of the first sample whose tensors have elements; of the first one if there is none."""
+    """Returns the graphs of the first sample without empty tensors, or of the first sample if all have empty tensors."""
     samples = trials(Entry("op_db", case.name, case.dtype, "samples"))
     first = next(samples)
     with_elements = (trial for trial in itertools.chain([first], samples) if all(x.numel() for x in trial.call.tensors))
@@ -69,19 +69,19 @@ def _of_op(case: Case, platform: str) -> list[GraphModule]:
 
 
 def _of_model(case: Case, platform: str) -> list[GraphModule]:
-    """Inference, forward and backward."""
-    found: list[GraphModule] = []
+    """Returns the graphs of inference, of the forward and of the backward pass."""
+    captured: list[GraphModule] = []
     model = next(item for item in MODELS if item.name == case.name)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     real = model.build()
     inputs = fake_inputs(model.inputs(1, torch.Generator().manual_seed(0)), mode, "cpu", case.torch_dtype)
-    backend = aot_autograd(**settings(found, platform))
+    backend = aot_autograd(**settings(captured, platform))
     for training in (False, True):
         fake = fake_model(real.train(training), mode, "cpu", case.torch_dtype)
         with mode, torch.set_grad_enabled(training):
             results = torch.compile(fake, backend=backend, fullgraph=True, dynamic=False)(*inputs)
             if training:
-                wanted = [leaf for leaf in pytree.tree_leaves(results) if leaf.requires_grad]
-                torch.autograd.backward(wanted, [torch.empty_like(leaf) for leaf in wanted])
+                outputs = [leaf for leaf in pytree.tree_leaves(results) if leaf.requires_grad]
+                torch.autograd.backward(outputs, [torch.empty_like(leaf) for leaf in outputs])
         torch._dynamo.reset()
-    return found
+    return captured

@@ -1,4 +1,4 @@
-"""The cases: models, forward and backward, and one sample of each operator."""
+"""The cases: models, forward and backward, and a sample of each operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Case:
-    """Attributes: kind ("model" or "op"); name (in the benchmark, or in the database); dtype (a name of torch's)."""
+    """A model or an operator.
+
+    Attributes:
+        kind: "model" or "op".
+        name: The name in the benchmark, or in the database.
+        dtype: The name of a dtype of torch.
+    """
 
     kind: str
     name: str
@@ -31,7 +37,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Operators in the dtypes that they have on the CPU, where their graphs are captured."""
+    """Yields all cases. Operators have the dtypes that they support on the CPU, where their graphs are captured."""
     for model in MODELS:
         yield Case("model", model.name, "float32")
     for name, info in entries("op_db").items():

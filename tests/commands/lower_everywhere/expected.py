@@ -1,4 +1,4 @@
-"""Which functions a program may call on a platform, and which cases cannot be lowered or compiled there."""
+"""The functions that a program may call on a platform, and the cases that cannot be lowered or compiled there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .cases import Case
 # The kinds of failures.
 LOWERING, COMPILING, ABORTS = "cannot be lowered", "cannot be compiled", "aborts"
 
-# JAX's own: cuSOLVER's factorizations, and what XLA's compiler for TPUs has.
+# Functions that JAX may call: cuSOLVER's factorizations, and custom calls of XLA's compiler for TPUs.
 CALLS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         [
@@ -27,7 +27,7 @@ _LDL = "XLA has no LDL factorization: torch's kernel makes it"
 _CHUNKED = "an op of torch.nn's own without a lowering: torch's kernel computes it"
 _SVD = "it needs an SVD with vectors, at which XLA's compiler for TPUs would end the process"
 
-# By name in the database; on both platforms, in every dtype.
+# The reasons of cases that cannot be lowered on any platform in any dtype, by name in the database.
 CANNOT: dict[str, str] = {
     "allclose": _ASKS,
     "argwhere": _BY_VALUES,
@@ -65,7 +65,7 @@ CANNOT: dict[str, str] = {
 }
 
 
-# On one platform, in every dtype: what dynaxla refuses there by name (is_uncompilable).
+# The same for one platform: ops that dynaxla refuses there (is_uncompilable).
 CANNOT_ON: dict[str, dict[str, str]] = {
     "tpu": {
         "cdouble": "complex128: XLA's compiler for TPUs would end the process",
@@ -79,7 +79,7 @@ CANNOT_ON: dict[str, dict[str, str]] = {
     }
 }
 
-# The ops that XLA's compiler for TPUs refuses, and those at which it ends the process: the reasons, by name or as in "sin/bfloat16".
+# The reasons of ops that XLA's compiler for TPUs refuses, and of ops for which it ends the process, by name or as in "sin/bfloat16".
 NOT_COMPILED: dict[str, dict[str, str]] = {"tpu": {}}
 ENDS: dict[str, dict[str, str]] = {"tpu": {}}
 

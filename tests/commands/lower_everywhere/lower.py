@@ -1,4 +1,4 @@
-"""A graph of the CPU as a program for another platform, as StableHLO."""
+"""A graph that was captured on the CPU, lowered to StableHLO for another platform."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils import _pytree as pytree
 from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.function import Function, Results
 
-# Where torch has the tensors of a platform.
+# The torch device of each platform.
 DEVICES = {"cuda": torch.device("cuda", 0), "tpu": torch.device("xla", 0)}
 
 _CALL = re.compile(r'custom_call @(?:"([^"]+)"|([\w$.]+))')
 
 
 def moved(module: GraphModule, device: torch.device) -> GraphModule:
-    """The graph as if it had been captured on another device: its nodes' metadata and arguments are changed."""
+    """Changes a graph's metadata and arguments as if it had been captured on another device, and returns the graph."""
     for node in module.graph.nodes:
         node.meta = {**node.meta, "val": pytree.tree_map_only(FakeTensor, lambda value: _moved(value, device), node.meta.get("val"))}
         node.args = torch.fx.node.map_aggregate(node.args, lambda value: _device(value, device))
@@ -34,8 +34,8 @@ def _moved(value: FakeTensor, device: torch.device) -> torch.Tensor:
     if value.layout != torch.strided:
         return value
     with value.fake_mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        return made if not value.storage_offset() else made.as_strided(value.shape, value.stride(), value.storage_offset())
+        moved_value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return moved_value if not value.storage_offset() else moved_value.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _device(value: Any, device: torch.device) -> Any:
@@ -43,12 +43,12 @@ def _device(value: Any, device: torch.device) -> Any:
 
 
 def lowered(module: GraphModule, platform: str, device: jax.Device | None = None) -> jax.stages.Lowered:
-    """The program as StableHLO.
+    """Returns the lowered program.
 
     Args:
-        device: The device that it can be compiled for; None if it will not be compiled.
+        device: The device for which the program can be compiled. None if the program will not be compiled.
 
-    Raises: UnsupportedOp, LoweringError; what JAX raises for what it cannot lower for the platform.
+    Raises: UnsupportedOp or LoweringError, or JAX's error if JAX cannot lower the program for the platform.
     """
     interpreter = Interpreter(moved(module, DEVICES[platform]), platform, kernels=False)
     function = Function(
@@ -66,10 +66,10 @@ def lowered(module: GraphModule, platform: str, device: jax.Device | None = None
 
 
 def stablehlo(module: GraphModule, platform: str) -> str:
-    """The program's text. Raises: as `lowered` does."""
+    """Returns the program's text. Raises: see `lowered`."""
     return lowered(module, platform).as_text()
 
 
 def calls(text: str) -> set[str]:
-    """The functions that a program calls."""
+    """Returns the functions that a program calls."""
     return {quoted or plain for quoted, plain in _CALL.findall(text)}

@@ -31,8 +31,8 @@ def main(path: Path, names: list[str]) -> None:
         for name in names:
             case = Case(*name.split("/"))
             started = time.monotonic()
-            found = {platform: outcome(case, platform, device if platform == "tpu" else None) for platform in PLATFORMS}
-            line = {"cell": name, "outcomes": {platform: dataclasses.asdict(item) for platform, item in found.items()}}
+            outcomes = {platform: outcome(case, platform, device if platform == "tpu" else None) for platform in PLATFORMS}
+            line = {"cell": name, "outcomes": {platform: dataclasses.asdict(item) for platform, item in outcomes.items()}}
             results.add(path, {**line, "seconds": round(time.monotonic() - started, 1)})
             if case.kind == "model":
                 gc.collect()

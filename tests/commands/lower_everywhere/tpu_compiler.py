@@ -1,4 +1,4 @@
-"""Cases that TPU's own compiler compiles on a machine without a TPU, in child processes, since it ends a process for some programs."""
+"""Compiles cases with the compiler for TPUs on a machine without a TPU, in child processes, since it ends the process for some programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CASES_PER_CHILD = 50
 
 
 def results_file(folder: Path) -> Path:
-    """The file of results of today's sources and the libtpu in a folder. Which failures are expected makes no difference to it."""
+    """Returns the file of results of the current sources and of the libtpu in a folder. It does not depend on the expected failures."""
     here = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name not in ("expected.py", "__main__.py"))
     return FOLDER / f"libtpu-{libtpu.version(folder)}-{results.code(TESTS / 'cases' / 'conformance', *here)}.jsonl"
 
@@ -31,7 +31,7 @@ def results_file(folder: Path) -> Path:
 def compile_all(
     wanted: Sequence[Case], path: Path, folder: Path, command: Sequence[str] = COMMAND
 ) -> Iterator[tuple[Case, dict[str, Outcome]]]:
-    """The outcomes of cases by platform, known ones included; each is written to `path` as it comes.
+    """Yields the outcomes of cases by platform, including those of earlier runs. Each outcome is written to `path` at once.
 
     Args:
         folder: The folder with libtpu.
@@ -41,19 +41,19 @@ def compile_all(
     settings = libtpu.environment(folder.absolute())
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.with_suffix(".log")
-    # A child without cases: what fails for all cases is no fault of each of them.
+    # A child without cases only loads libtpu: a failure there is not the fault of a case.
     if status := processes.call([*command, str(path)], settings, log):
         raise libtpu.LibtpuError(f"libtpu does not load ({status}): {processes.last_words(log.read_text())}")
     # Models, which take minutes each, come last.
     ordered = sorted(wanted, key=lambda case: case.kind == "model")
     groups = {case: _group(case, position) for position, case in enumerate(ordered)}
-    found = processes.compile_all(ordered, groups.__getitem__, path, command, settings, log)
+    lines = processes.compile_all(ordered, groups.__getitem__, path, command, settings, log)
     for case in wanted:
-        yield case, _outcomes(found[str(case)])
+        yield case, _outcomes(lines[str(case)])
 
 
 def _group(case: Case, position: int) -> str:
-    """A child has one model, or many operators."""
+    """Returns the name of a case's child. A child has one model, or many operators."""
     return str(case) if case.kind == "model" else f"operators from {position // _CASES_PER_CHILD * _CASES_PER_CHILD}"
 
 

@@ -1,4 +1,4 @@
-"""One case on one platform, and whether its outcome is the expected one."""
+"""The outcome of a case on a platform, and its comparison with the expected outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outcome:
     """The outcome of a case on a platform.
 
     Attributes:
-        kind: What fails: LOWERING, COMPILING or ABORTS; "" if nothing does.
+        kind: The kind of failure: LOWERING, COMPILING or ABORTS; "" for a success.
         text: The error's class and message.
         calls: The functions that the case's programs call, sorted.
     """
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def outcome(case: Case, platform: str, device: jax.Device | None = None) -> Outcome:
-    """Lowers a case, and compiles it.
+    """Lowers a case, and compiles it if a device is given.
 
     Args:
         device: The device of a topology of the platform to compile for; None to lower only.
@@ -55,11 +55,11 @@ def _text(error: Exception) -> str:
 
 def faults(case: Case) -> list[str]:
     """Returns the faults of a case that is lowered for all platforms."""
-    found = [fault(case, platform, outcome(case, platform)) for platform in PLATFORMS]
-    return [text for text in found if text]
+    texts = [fault(case, platform, outcome(case, platform)) for platform in PLATFORMS]
+    return [text for text in texts if text]
 
 
-def fault(case: Case, platform: str, found: Outcome, is_compiled: bool = False) -> str:
+def fault(case: Case, platform: str, actual: Outcome, is_compiled: bool = False) -> str:
     """Returns the fault of an unexpected outcome; "" for an expected one. A case that should fail and passes is a fault, too.
 
     Args:
@@ -68,10 +68,10 @@ def fault(case: Case, platform: str, found: Outcome, is_compiled: bool = False) 
     kind, reason = expectation(case, platform)
     if kind != LOWERING and not is_compiled:
         kind = ""
-    if kind and kind != found.kind:
-        other = f" {found.text}" if found.kind else ""
+    if kind and kind != actual.kind:
+        other = f" {actual.text}" if actual.kind else ""
         return f"{case} {_CAN[kind]} for {platform}: take it off the list of expected.py, which says: {reason}.{other}"
-    if found.kind:
-        return "" if kind else f"{case} for {platform} {found.kind}: {found.text}"
-    unknown = sorted(set(found.calls) - CALLS[platform])
+    if actual.kind:
+        return "" if kind else f"{case} for {platform} {actual.kind}: {actual.text}"
+    unknown = sorted(set(actual.calls) - CALLS[platform])
     return f"{case} for {platform} calls {', '.join(unknown)}" if unknown else ""

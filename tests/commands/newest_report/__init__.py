@@ -1,1 +1,1 @@
-"""The releases of torch and JAX of today: what dynaxla misses in them, what runs another way there, and what fails. See `make newest`."""
+"""Report on the newest releases of torch and JAX: missing names, fallbacks in use, and failures. See `make newest`."""

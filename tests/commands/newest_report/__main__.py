@@ -1,6 +1,6 @@
-"""`make newest`: facts about the installed releases, then the quick set of tests, as a report that says what to fix.
+"""`make newest`: a report of facts about the installed releases, and of the quick tests.
 
-The exit status is 1 if a test fails. A missing name alone is no failure: another way may be there.
+The exit status is 1 if a test fails. A missing name alone is no failure, because there may be a fallback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from commands.newest_report.facts import facts, versions
 from support.paths import TESTS
 
-# A part of the report, and what runs for it: tests, or a program in the environment.
+# The parts of the report, each with its command: pytest, or a program in the environment.
 CHECKS: dict[str, list[str]] = {
     "README's blocks": ["pytest", "docs/test_pages.py::test_blocks_run[../README]", "-m", "slow"],
     "the tests of make quick": ["pytest", "-n", "2", "--quick"],
@@ -39,21 +39,24 @@ def main() -> int:
 
 
 def run(name: str, check: list[str]) -> bool:
-    """True if a check passes; otherwise the end of its output is printed."""
+    """Runs a check, and returns True if it passes. If not, the end of its output is printed."""
     program, *arguments = check
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not gpu", *arguments]
     if program != "pytest":
         command = [str(Path(sys.executable).with_name(program)), *arguments]
     begin = time.monotonic()
     try:
-        done = subprocess.run(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_LIMIT_SECONDS)
-        passes, output = done.returncode == 0, done.stdout
+        process = subprocess.run(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_LIMIT_SECONDS)
+        passes, output = process.returncode == 0, process.stdout
     except subprocess.TimeoutExpired as error:
-        found = error.stdout or b""
-        passes, output = False, (found if isinstance(found, str) else found.decode(errors="replace")) + "\nno end in time"
+        partial_output = error.stdout or b""
+        passes, output = (
+            False,
+            (partial_output if isinstance(partial_output, str) else partial_output.decode(errors="replace")) + "\nno end in time",
+        )
     print(f"{'ok    ' if passes else 'FAILED'}  {name} ({time.monotonic() - begin:.0f} s)", flush=True)
     if not passes:
-        lines = [line for line in output.splitlines() if "leaked" not in line]  # nanobind's, as each process ends
+        lines = [line for line in output.splitlines() if "leaked" not in line]  # nanobind's messages at the exit of each process
         print("\n".join(f"        {line}" for line in lines[-_SHOWN_LINES:]), flush=True)
     return passes
 

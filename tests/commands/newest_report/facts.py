@@ -1,4 +1,4 @@
-"""The facts about the installed releases that need no test: names that are gone, and ways that are not the usual ones."""
+"""Facts about the installed releases that need no test: missing names, and fallbacks in use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from repository import test_sources
 
 
 def facts() -> dict[str, list[str]]:
-    """The lines of the report by heading; a heading without lines says that all is as it was in the tested releases."""
+    """Returns the lines of the report by heading. A heading without lines: no difference from the tested releases."""
     clients.cpu_device()  # runs the self-tests of private entry points
     paths = private.fast_paths()
     return {
         "newer than the tested releases": private.newer_than_known(),
         "private names that are gone, and have no other way": private.missing,
         "private names that are gone": sorted(gone_names()),
-        "attributes of FSDP2 that are gone": [found] if (found := missing_of_fsdp()) else [],
+        "attributes of FSDP2 that are gone": [attribute] if (attribute := missing_of_fsdp()) else [],
         "ops that are gone": sorted(gone_ops()),
         "fast ways that do not run": [f"{path}: {state}" for path, state in paths.items() if state != "live"],
         "oneDNN does not run": [reason] if (reason := onednn_support.why_not()) else [],
@@ -36,7 +36,7 @@ def facts() -> dict[str, list[str]]:
 
 
 def gone_names() -> Iterator[str]:
-    """The dotted private names in dynaxla's sources that resolve to nothing."""
+    """Yields the dotted private names in dynaxla's sources that do not exist."""
     for file in test_sources.PRIVATE:
         for _, name in test_sources.in_private_modules(test_sources.SOURCES[file]):
             if not name.endswith(".") and not is_there(name):
@@ -52,17 +52,17 @@ def is_there(name: str) -> bool:
 
 
 def gone_ops() -> Iterator[str]:
-    """The ops that lowerings and passes name, and torch lacks."""
+    """Yields the ops that lowerings and passes name, and that torch does not have."""
     registry.fill()
     for namespace in (torch_ops.aten, torch_ops.prims):
-        for found in vars(namespace).values():
-            for op in (found, *vars(found).values()) if hasattr(found, "__dict__") else (found,):
+        for packet_or_op in vars(namespace).values():
+            for op in (packet_or_op, *vars(packet_or_op).values()) if hasattr(packet_or_op, "__dict__") else (packet_or_op,):
                 if isinstance(op, torch_ops.MissingOp):
                     yield op.name
 
 
 def missing_of_fsdp() -> str:
-    """The first attribute of FSDP2 that steps need, and that is gone, "" if there is none."""
+    """Returns the first missing attribute of FSDP2 that steps need; "" if all exist."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -1,4 +1,4 @@
-"""`python -m commands.tpu_programs`: compiles the cells, continues an interrupted run of the same code, writes the page or compares."""
+"""`python -m commands.tpu_programs`: compiles the cells, and writes the page or compares with the budgets. Continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def main(argv: list[str] | None = None) -> int:
         environment = libtpu.environment(folder)
     except libtpu.LibtpuError as error:
         raise SystemExit(str(error)) from None
-    found = processes.compile_all(wanted, lambda cell: cell.group, path, COMMAND, environment)
-    print(f"{len(found)} cells in {time.monotonic() - started:.0f} seconds ({path})")
+    results_by_cell = processes.compile_all(wanted, lambda cell: cell.group, path, COMMAND, environment)
+    print(f"{len(results_by_cell)} cells in {time.monotonic() - started:.0f} seconds ({path})")
     if options.accept:
-        budgets.save(found, BUDGETS)
-    exceeded = list(LIMITS.exceeded(found, budgets.load(BUDGETS))) if options.check or options.accept else []
-    failed = [f"{name}: {result['error']}" for name, result in found.items() if "error" in result]
+        budgets.save(results_by_cell, BUDGETS)
+    exceeded = list(LIMITS.exceeded(results_by_cell, budgets.load(BUDGETS))) if options.check or options.accept else []
+    failed = [f"{name}: {result['error']}" for name, result in results_by_cell.items() if "error" in result]
     print("\n".join([*exceeded, *failed]))
     if not is_part and not options.check:
-        report.PAGE.write_text(report.page(found, folder))
+        report.PAGE.write_text(report.page(results_by_cell, folder))
     return 1 if exceeded or failed else 0
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m commands.tpu_programs", description=__doc__)
-    made.add_argument("--match", default="", metavar="REGEX", help='only the cells whose names match, e.g. "^GPT block"')
-    made.add_argument("--check", action="store_true", help=f"compare with {BUDGETS.name} and fail if a figure has grown; no page")
-    made.add_argument("--accept", action="store_true", help=f"write these figures to {BUDGETS.name}")
-    made.add_argument("--fresh", action="store_true", help="drop the results of an earlier run of this code")
-    made.add_argument("--libtpu", type=Path, help="the folder into which libtpu was installed")
-    made.add_argument("--results", type=Path, help="the file of results; by default one for each state of the sources")
-    return made
+    parser = argparse.ArgumentParser(prog="python -m commands.tpu_programs", description=__doc__)
+    parser.add_argument("--match", default="", metavar="REGEX", help='only the cells whose names match, e.g. "^GPT block"')
+    parser.add_argument("--check", action="store_true", help=f"compare with {BUDGETS.name} and fail if a figure has grown; no page")
+    parser.add_argument("--accept", action="store_true", help=f"write these figures to {BUDGETS.name}")
+    parser.add_argument("--fresh", action="store_true", help="drop the results of an earlier run of this code")
+    parser.add_argument("--libtpu", type=Path, help="the folder into which libtpu was installed")
+    parser.add_argument("--results", type=Path, help="the file of results; by default one for each state of the sources")
+    return parser
 
 
 if __name__ == "__main__":

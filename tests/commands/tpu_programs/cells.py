@@ -80,34 +80,34 @@ def cells() -> Iterator[Cell]:
 def _model(case: BenchCase, dtype: torch.dtype, batch: int, training: bool) -> Figures:
     model, inputs = case.build().to(dtype), case.inputs(batch, torch.Generator().manual_seed(0))
     inputs = tuple(item.to(dtype) if item.is_floating_point() else item for item in inputs)
-    found = of_model(model, *inputs, training=training)
+    figures = of_model(model, *inputs, training=training)
     function = plain_jax.MODELS.get(case.name)
     if function is not None and not training:
-        found["JAX"] = of_jax(function, parameters(model), *map(described, inputs))
-    return found
+        figures["JAX"] = of_jax(function, parameters(model), *map(described, inputs))
+    return figures
 
 
 def _block(block: type[nn.Module], width: int, training: bool, kernel: bool) -> Figures:
     model, (x,) = block().to(BF16), activations(8, torch.Generator().manual_seed(0), width=width)
     x = x.to(BF16).requires_grad_(training)
     with _without_kernels() if not kernel else contextlib.nullcontext():
-        found = of_model(model, x, training=training)
+        figures = of_model(model, x, training=training)
     function = plain_jax.gpt_block if block is GptBlock else plain_jax.llama_block
     function = partial(function, attend=plain_jax.flash if kernel else plain_jax.attention)
     described_x = described(x)
     args = (parameters(model), described_x)
-    found["JAX"] = of_jax(plain_jax.gradient(function, (0, 1)), described_x, *args) if training else of_jax(function, *args)
-    return found
+    figures["JAX"] = of_jax(plain_jax.gradient(function, (0, 1)), described_x, *args) if training else of_jax(function, *args)
+    return figures
 
 
 def _attention(shape: tuple[int, ...], key_heads: int, training: bool) -> Figures:
     query = torch.empty(shape, dtype=BF16)
     key, value = (torch.empty(shape[0], key_heads, *shape[2:], dtype=BF16) for _ in range(2))
     tensors = [item.requires_grad_(training) for item in (query, key, value)]
-    found = of_model(Attention(), *tensors, training=training)
+    figures = of_model(Attention(), *tensors, training=training)
     args = [described(tensor) for tensor in tensors]
-    found["JAX"] = of_jax(plain_jax.gradient(plain_jax.flash, (0, 1, 2)), args[0], *args) if training else of_jax(plain_jax.flash, *args)
-    return found
+    figures["JAX"] = of_jax(plain_jax.gradient(plain_jax.flash, (0, 1, 2)), args[0], *args) if training else of_jax(plain_jax.flash, *args)
+    return figures
 
 
 def _dropout(shape: tuple[int, ...], key_heads: int) -> Figures:
@@ -132,7 +132,7 @@ def _adamw(count: int) -> Figures:
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer = torch.optim.AdamW(weights)
-    optimizer.step()  # makes the optimizer's state
+    optimizer.step()  # creates the optimizer's state
     return of_step(optimizer.step)
 
 
@@ -221,10 +221,10 @@ def _training(model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: tor
     model.train()
 
     def step() -> Any:
-        found = loss()
-        found.backward()
+        loss_value = loss()
+        loss_value.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return found.detach()
+        return loss_value.detach()
 
     return of_step(step, topology)

@@ -28,8 +28,8 @@ def figures(text: str, memory: Any, costs: Any) -> dict[str, Any]:
         costs: XLA's cost analysis.
 
     Returns:
-        cycles: the compiler's estimate; a loop counts as often as the largest constant of its condition says, and kernels written in Pallas
-            do not count.
+        cycles: the compiler's estimate. The body of a loop is counted n times, where n is the largest constant of the loop's condition;
+            kernels written in Pallas do not count.
         instructions: those of the entry computation, without those that do no work.
         copies: the copies among them, asynchronous ones included.
         float32_products: the products and convolutions of two float32 operands.
@@ -52,15 +52,15 @@ def figures(text: str, memory: Any, costs: Any) -> dict[str, Any]:
     }
 
 
-# The custom calls that a report names: Pallas' kernels, and what XLA cannot do by itself. The others are XLA:TPU's own annotations.
+# The custom calls that a report names: kernels written in Pallas, and ops that are not HLO. The others are annotations of XLA:TPU.
 _REPORTED = frozenset(["tpu_custom_call", "Eigh", "LuDecomposition", "Qr", "ProductOfElementaryHouseholderReflectors", "TopK"])
 
 
 def _cycles(module: Module, computation: list[Instruction]) -> int:
     total = 0
     for item in computation:
-        if found := _CYCLES.search(item.line):
-            total += int(found[1])
+        if match := _CYCLES.search(item.line):
+            total += int(match[1])
         elif item.opcode in ("while", "call", "conditional"):
             names = _BODY.findall(item.line)
             if branches := _BRANCHES.search(item.line):
@@ -73,7 +73,7 @@ def _trips(module: Module, instruction: Instruction) -> int:
     """Returns the number of iterations of a loop over a counter; 1 for other instructions."""
     condition = _CONDITION.search(instruction.line)
     items = module.computations[condition[1]] if condition else []
-    return max([1, *(int(found[1]) for item in items if (found := _CONSTANT.match(item.line)))])
+    return max([1, *(int(match[1]) for item in items if (match := _CONSTANT.match(item.line)))])
 
 
 def _float32_products(computation: list[Instruction]) -> int:

@@ -1,4 +1,4 @@
-"""Where libtpu is, and the environment of a process that compiles with it."""
+"""The folder of libtpu, and the environment of a process that compiles with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = ROOT / ".tpu-programs"
 
 
 class LibtpuError(Exception):
-    """libtpu is missing. The message says what to do."""
+    """libtpu is missing. The message says how to fix it."""
 
 
 def requirement() -> str:
@@ -37,6 +37,6 @@ def environment(libtpu: Path) -> dict[str, str]:
         raise LibtpuError(f"there is no libtpu in {libtpu}: `make tpu-programs` installs it, or give --libtpu FOLDER")
     paths = [str(TESTS), str(TESTS.parent / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {"TPU_LIBRARY_PATH": str(library), "JAX_PLATFORMS": "cpu", "DYNAXLA_CACHE": "", "PYTHONPATH": os.pathsep.join(paths)}
-    # libtpu refuses to be loaded by two processes at a time, since only one can use a TPU. Here none does.
+    # libtpu refuses to be loaded by two processes at a time, since only one can use a TPU. These processes use none.
     added["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     return {**os.environ, **added, "TPU_MIN_LOG_LEVEL": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -1,4 +1,4 @@
-"""The same computations written plainly in JAX. They take parameters and buffers by torch's names, and inputs."""
+"""Reference implementations in JAX of models and blocks. They take parameters and buffers by torch's names, and inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _scores(query: Array, key: Array) -> Array:
 
 
 def flash(query: Array, key: Array, value: Array) -> Array:
-    """The same by JAX's Pallas kernel."""
+    """The same attention by JAX's Pallas kernel."""
     if query.shape[1] != key.shape[1]:
         key, value = (jnp.repeat(item, query.shape[1] // key.shape[1], 1) for item in (key, value))
     return flash_attention(query, key, value, causal=True, sm_scale=1 / math.sqrt(query.shape[-1]))

@@ -29,23 +29,23 @@ def of_call(call: Callable[[], Any], name: str = CHIP) -> Figures:
     """Returns the figures of the programs that a call would run, by kind: "inference", "forward", "backward"."""
     with recorded_runs() as runs, meshes.compile_only(topology("tpu", name)):
         call()
-    found: Figures = {}
+    figures_by_kind: Figures = {}
     for run in runs:
         kind = run.name.rpartition("_")[2]
-        found[kind if kind not in found else f"{kind} {len(found)}"] = _of_run(run)
-    return found
+        figures_by_kind[kind if kind not in figures_by_kind else f"{kind} {len(figures_by_kind)}"] = _of_run(run)
+    return figures_by_kind
 
 
 def _of_run(run: ProgramRun) -> dict[str, Any]:
     program = run.program
     assert program is not None
-    found = figures(program.text(), program.memory(), program.costs())
+    run_figures = figures(program.text(), program.memory(), program.costs())
     if program.mesh is not None:
-        found["collectives"] = {}
+        run_figures["collectives"] = {}
         for item in collectives_of(run):
-            count, size = found["collectives"].get(item.kind, (0, 0))
-            found["collectives"][item.kind] = (count + item.count, size + item.bytes)
-    return found
+            count, size = run_figures["collectives"].get(item.kind, (0, 0))
+            run_figures["collectives"][item.kind] = (count + item.count, size + item.bytes)
+    return run_figures
 
 
 def of_model(model: nn.Module, *args: torch.Tensor, training: bool = False) -> Figures:
@@ -63,8 +63,8 @@ def of_model(model: nn.Module, *args: torch.Tensor, training: bool = False) -> F
             outputs = [leaf for leaf in pytree.tree_leaves(compiled(*inputs)) if isinstance(leaf, torch.Tensor)]
             size_of_outputs = sum(output.nbytes for output in outputs)
             if training:
-                wanted = [output for output in outputs if output.requires_grad]
-                torch.autograd.backward(wanted, [torch.empty_like(output) for output in wanted])
+                differentiable = [output for output in outputs if output.requires_grad]
+                torch.autograd.backward(differentiable, [torch.empty_like(output) for output in differentiable])
 
     return of_call(call)
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks/tpu-programs.md."""
+"""The page docs/benchmarks/tpu-programs.md."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _COLUMNS = (
 )
 
 
-def page(found: Results, folder: Path) -> str:
+def page(results_by_cell: Results, folder: Path) -> str:
     """Returns the page: a table for each group."""
     head = _HEAD.format(torch=version("torch"), jax=version("jax"), libtpu=libtpu.version(folder), chip=CHIP)
     parts = [head]
     group = ""
-    for name, result in found.items():
+    for name, result in results_by_cell.items():
         cell_group, _, cell = name.partition(": ")
         if cell_group != group:
             group = cell_group

@@ -1,4 +1,4 @@
-"""How activations lie between convolutions, and how a node's argument lies in the program."""
+"""The channels-last memory order: of activations between convolutions, and of a node's operand in the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6)])
-def test_there_and_back(shape: tuple[int, ...]) -> None:
+def test_channels_last_and_back(shape: tuple[int, ...]) -> None:
     x = jnp.arange(float(torch.Size(shape).numel())).reshape(shape)
     moved = channels_last(x)
     assert moved.shape == (shape[0], *shape[2:], shape[1])
@@ -32,18 +32,19 @@ def order_of(node: Node, build: Builder) -> tuple[int, ...]:
     return order_in_program(ctx)
 
 
-def test_what_comes_between_follows() -> None:
-    """An input lies as the caller has it, a convolution leaves channels last, and the first operand of that rank decides."""
+def test_order_in_program() -> None:
+    """An input has the caller's order, and a convolution's result is channels-last. Other results have the order of their first operand of
+    the same rank."""
     build = Builder()
-    plain, last = build.input(2, 3, 4, 5), build.input(2, 3, 4, 5)
-    last.meta["val"] = build.fake(2, 4, 5, 3).permute(0, 3, 1, 2)
+    contiguous, permuted = build.input(2, 3, 4, 5), build.input(2, 3, 4, 5)
+    permuted.meta["val"] = build.fake(2, 4, 5, 3).permute(0, 3, 1, 2)
     scale = build.input(3)
-    convolved = build.call(aten.convolution.default, plain, scale, value=build.fake(2, 3, 4, 5))
-    row_major, channels = (0, 1, 2, 3), (0, 2, 3, 1)
-    for source, wanted in ((plain, row_major), (last, channels), (convolved, channels)):
-        assert order_of(source, build) == wanted
-        several = build.call(aten.native_batch_norm.default, scale, source, value=(build.fake(2, 3, 4, 5), build.fake(3)))
-        first = build.call(aten.alias.default, several, value=build.fake(2, 3, 4, 5))
-        assert order_of(first, build) == wanted
-    made = build.call(aten.expand.default, scale, value=build.fake(2, 3, 4, 5))
-    assert order_of(made, build) == row_major
+    convolved = build.call(aten.convolution.default, contiguous, scale, value=build.fake(2, 3, 4, 5))
+    row_major, channels_last_order = (0, 1, 2, 3), (0, 2, 3, 1)
+    for source, expected in ((contiguous, row_major), (permuted, channels_last_order), (convolved, channels_last_order)):
+        assert order_of(source, build) == expected
+        results = build.call(aten.native_batch_norm.default, scale, source, value=(build.fake(2, 3, 4, 5), build.fake(3)))
+        first = build.call(aten.alias.default, results, value=build.fake(2, 3, 4, 5))
+        assert order_of(first, build) == expected
+    expanded = build.call(aten.expand.default, scale, value=build.fake(2, 3, 4, 5))
+    assert order_of(expanded, build) == row_major

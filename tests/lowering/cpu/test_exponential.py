@@ -1,4 +1,4 @@
-"""exp in float32 on the CPU, by a polynomial and arithmetic on bits: against float64, over the whole range and at its ends."""
+"""exp in float32 on the CPU, by a polynomial and bit operations: compared with float64 over the whole range and at its ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from dynaxla.lowering.cpu.exponential import exp as exp_of_arrays
 from dynaxla.lowering.cpu.exponential import exp_nonpositive
 
-# The largest float32 whose exponential is finite, and the least whose is not denormal.
+# The largest float32 whose exponential is finite, and the smallest whose exponential is a normal number.
 HIGHEST, LOWEST = 88.72283172607422, -87.33654022216797
 
 
@@ -28,7 +28,7 @@ def test_accuracy() -> None:
     assert ulps < 1
 
 
-def test_ends() -> None:
+def test_ends_of_the_range() -> None:
     x = torch.tensor([HIGHEST, 88.7229, 1e30, math.inf, -87.4, -104.0, -1e30, -math.inf, 0.0, -0.0, 1e-30, math.nan])
     actual = exp(x)
     torch.testing.assert_close(actual[0], x[0].double().exp().float(), rtol=1e-6, atol=0)
@@ -48,7 +48,7 @@ def test_nonpositive() -> None:
 
 @pytest.mark.parametrize("function", [exp_of_arrays, exp_nonpositive])
 def test_derivatives(function: Callable[[jax.Array], jax.Array]) -> None:
-    """JAX's own derivative of arithmetic on bits is zero."""
+    """JAX's own derivative of bit operations is zero."""
     x = np.float32([-3, -0.5, 0])
     for derivative in (jax.grad(function), jax.grad(jax.grad(function)), lambda x: jax.jvp(function, (x,), (np.float32(1),))[1]):
         np.testing.assert_allclose(jax.jit(jax.vmap(derivative))(x), np.exp(x), rtol=1e-6)

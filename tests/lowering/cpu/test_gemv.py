@@ -1,4 +1,4 @@
-"""Products of few vectors with many, in each way in which they are computed."""
+"""Products of a few vectors with a matrix, by each implementation."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from support import internals
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(("rows", "columns", "count"), [(1, 24, 32), (3, 16, 48), (5, 8, 16), (1, 7, 20)])
 def test_product(rows: int, columns: int, count: int, dtype: str) -> None:
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     with jax.enable_x64(True):
-        x, y = (jax.numpy.asarray(draw.standard_normal(shape), dtype) for shape in ((2, rows, count), (2, columns, count)))
+        x, y = (jax.numpy.asarray(generator.standard_normal(shape), dtype) for shape in ((2, rows, count), (2, columns, count)))
         expected = np.einsum("brn,bcn->brc", np.asarray(x, np.float64), np.asarray(y, np.float64))
-        turned = np.swapaxes(np.asarray(y), 1, 2)
-        for found in jax.jit(lambda x, y, turned: [product(x, y, True), product(x, turned, False)])(x, y, turned):
-            assert found.dtype == ("float64" if dtype == "float64" else "float32")
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 if dtype == "float64" else 1e-4)
+        transposed = np.swapaxes(np.asarray(y), 1, 2)
+        for result in jax.jit(lambda x, y, transposed: [product(x, y, True), product(x, transposed, False)])(x, y, transposed):
+            assert result.dtype == ("float64" if dtype == "float64" else "float32")
+            np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 if dtype == "float64" else 1e-4)
 
 
 def product(x: jax.Array, y: jax.Array, is_over_last: bool) -> jax.Array:
     return gemv.product(x, y, is_over_last, True, lax.Precision.HIGHEST)
 
 
-WAYS = [
+CHOICES = [
     ("bfloat16", 1, False, True, "_by_lanes"), ("bfloat16", 1, False, False, "_by_slices"),
     ("bfloat16", 2, False, True, "_by_lanes"), ("bfloat16", 2, False, False, None),
     ("bfloat16", 5, False, True, None), ("bfloat16", 2, True, False, "_by_slices"),
@@ -37,9 +37,11 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "rows", "is_moved", "is_over_last", "way"), WAYS)
-def test_ways(dtype: str, rows: int, is_moved: bool, is_over_last: bool, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = internals.small_products(monkeypatch)
+@pytest.mark.parametrize(("dtype", "rows", "is_moved", "is_over_last", "function"), CHOICES)
+def test_choice_of_the_function(
+    dtype: str, rows: int, is_moved: bool, is_over_last: bool, function: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = internals.small_products(monkeypatch)
     x, y = jax.numpy.zeros((2, rows, 32), dtype), jax.numpy.zeros((2, 32, 32), dtype)
     gemv.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
-    assert taken == ([way] if way else [])
+    assert called == ([function] if function else [])

@@ -1,4 +1,4 @@
-"""What several readers share is computed once."""
+"""Values with several readers are computed once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from support.forced_implementations import backend_with
 
 
 class Residual(nn.Module):
-    def __init__(self, convolutional: bool, depth: int = 6) -> None:
+    def __init__(self, is_convolutional: bool, depth: int = 6) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(32, 32, 3, padding=1) if convolutional else nn.Linear(256, 256) for _ in range(depth))
+        self.layers = nn.ModuleList(nn.Conv2d(32, 32, 3, padding=1) if is_convolutional else nn.Linear(256, 256) for _ in range(depth))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -28,12 +28,12 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("convolutional", [True, False])
-def test_sums_are_not_computed_anew(convolutional: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """XLA gives the last sum a handful of operands, not those of all sums before it."""
+@pytest.mark.parametrize("is_convolutional", [True, False])
+def test_sums_are_not_recomputed(is_convolutional: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Each sum's fusion has a few operands, not the operands of all sums before it."""
     torch.manual_seed(0)
-    net = Residual(convolutional).to(dtype)
-    x = torch.randn(2, 32, 16, 16, dtype=dtype) if convolutional else torch.randn(64, 256, dtype=dtype)
+    net = Residual(is_convolutional).to(dtype)
+    x = torch.randn(2, 32, 16, 16, dtype=dtype) if is_convolutional else torch.randn(64, 256, dtype=dtype)
     tolerance = (1e-4, 1e-4) if dtype == torch.float32 else (5e-2, 5e-2)
     with torch.no_grad():
         result = torch.compile(net, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x)
@@ -44,7 +44,7 @@ def test_sums_are_not_computed_anew(convolutional: bool, dtype: torch.dtype, tmp
     assert max(operands.count("%") for operands in fusions) <= 4
 
 
-def test_gradients_stay(tmp_path: Path) -> None:
+def test_gradients_are_unchanged(tmp_path: Path) -> None:
     torch.manual_seed(0)
     mine, theirs = Residual(True), Residual(True)
     theirs.load_state_dict(mine.state_dict())
@@ -58,7 +58,7 @@ def test_gradients_stay(tmp_path: Path) -> None:
 
 
 class Block(nn.Module):
-    """A convolution of one place behind a norm and an activation, as mobile networks have it."""
+    """1x1 convolutions, each followed by a norm and an activation, as in mobile networks."""
 
     def __init__(self, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, functools.partial(nn.GroupNorm, 8)], ids=["batch", "group"])
-def test_gradients_are_not_computed_anew(norm: Callable[[int], nn.Module], tmp_path: Path) -> None:
-    """Neither for each sum of a norm, nor for both gradients of a convolution."""
+def test_gradients_are_not_recomputed(norm: Callable[[int], nn.Module], tmp_path: Path) -> None:
+    """Neither for each sum of a norm, nor for each gradient of a convolution."""
     torch.manual_seed(0)
     mine, theirs = Block(norm), Block(norm)
     theirs.load_state_dict(mine.state_dict())
@@ -85,12 +85,14 @@ def test_gradients_are_not_computed_anew(norm: Callable[[int], nn.Module], tmp_p
     lines = program.read_text().splitlines()
     assert sum(" exponential(" in line for line in lines) == 2, "one for each activation"
     large = [line for line in lines if " fusion(" in line and any(shape in line for shape in ("f32[4,40,40,", "f32[6400,"))]
-    assert len(large) == 4, "an activation's gradient and a norm's, twice"
-    assert max(line.partition(" fusion(")[2].partition(")")[0].count("%") for line in large) <= 7, "and a norm's reads the activation's"
+    assert len(large) == 4, "the gradients of two activations and two norms"
+    assert max(line.partition(" fusion(")[2].partition(")")[0].count("%") for line in large) <= 7, (
+        "the gradient of a norm reads that of the activation"
+    )
 
 
 class Dense(nn.Module):
-    """Layers that read all before them, side by side."""
+    """Layers that read the concatenated results of all layers before them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,14 +100,14 @@ class Dense(nn.Module):
         self.layers = nn.ModuleList(nn.Conv2d(16 + 8 * layer, 8, 3, padding=1) for layer in range(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = [x.sin()]
+        results = [x.sin()]
         for norm, layer in zip(self.norms, self.layers, strict=True):
-            found.append(layer(F.relu(norm(torch.cat(found, 1)))))
-        return torch.cat(found, 1)
+            results.append(layer(F.relu(norm(torch.cat(results, 1)))))
+        return torch.cat(results, 1)
 
 
 def test_slices_of_a_gradient(tmp_path: Path) -> None:
-    """The sum of those of all later layers reads one tensor of each."""
+    """The sum of the slices from all later layers reads one tensor of each layer."""
     torch.manual_seed(0)
     net = Dense()
     x = torch.randn(4, 16, 20, 20, requires_grad=True)
@@ -115,11 +117,10 @@ def test_slices_of_a_gradient(tmp_path: Path) -> None:
     assert_equal(mine, theirs, tolerance=(1e-3, 1e-3))
     (program,) = tmp_path.glob("*backward*.hlo.txt")
     fusions = [line.partition(" fusion(")[2].partition(")")[0] for line in program.read_text().splitlines() if " fusion(" in line]
-    assert max(operands.count("%") for operands in fusions) <= 13, "four slices, and what the first norm's gradient is made of"
+    assert max(operands.count("%") for operands in fusions) <= 13, "four slices, and the operands of the first norm's gradient"
 
 
-def test_a_part_alone_is_computed_alone(tmp_path: Path) -> None:
-    """Nobody computes what only one slice of is read."""
+def test_only_the_slice_that_is_read_is_computed(tmp_path: Path) -> None:
     x = torch.randn(64, 1000)
     function = torch.compile(lambda x: (x.abs() * x)[-1:] + 1, backend=backend_with({"graph": "xla"}), options={"dump": tmp_path})
     assert_equal(function(x), (x.abs() * x)[-1:] + 1, tolerance=(1e-5, 1e-6))

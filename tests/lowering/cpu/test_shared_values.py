@@ -1,4 +1,4 @@
-"""A value is shared where one of its readers needs it in memory and another would have it computed again."""
+"""Values that are materialized because one reader needs them in memory and another reader would recompute them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,26 @@ def product(build: Builder, node: Node) -> Node:
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_which_values(platform: str) -> None:
+def test_shared_values_of_a_graph(platform: str) -> None:
     build = Builder()
     x = build.input(3, 3)
-    names = ("both", "only products", "only sums", "returned", "by a view", "a bias's gradient", "a weight's gradient")
+    names = (
+        "product and elementwise",
+        "products alone",
+        "elementwise alone",
+        "returned",
+        "product of a view",
+        "a bias's gradient",
+        "a weight's gradient",
+    )
     values = {name: build.call(aten.relu.default, x) for name in names}
     more = build.call(aten.relu.default, x)
-    outputs = [product(build, values["both"]), build.call(aten.neg.default, values["both"])]
-    outputs += [product(build, values["only products"]) for _ in range(2)]
-    outputs += [build.call(aten.neg.default, values["only sums"]) for _ in range(2)]
+    outputs = [product(build, values["product and elementwise"]), build.call(aten.neg.default, values["product and elementwise"])]
+    outputs += [product(build, values["products alone"]) for _ in range(2)]
+    outputs += [build.call(aten.neg.default, values["elementwise alone"]) for _ in range(2)]
     outputs += [values["returned"], build.call(aten.neg.default, values["returned"])]
-    view = build.call(aten.t.default, values["by a view"])
-    outputs += [product(build, view), build.call(aten.neg.default, values["by a view"])]
+    view = build.call(aten.t.default, values["product of a view"])
+    outputs += [product(build, view), build.call(aten.neg.default, values["product of a view"])]
     for name, has_bias in (("a bias's gradient", True), ("a weight's gradient", False)):
         grad = build.call(aten.view.default, values[name], [1, 1, 3, 3])
         weight = build.call(aten.view.default, x, [1, 1, 3, 3])
@@ -40,28 +48,32 @@ def test_which_values(platform: str) -> None:
         outputs += [build.call(operator.getitem, build.call(aten.convolution_backward.default, grad, weight, weight, [1], *settings), 1)]
     outputs += [product(build, build.call(aten.add.Tensor, more, x))]  # an input is in memory, and `more` has one reader
     graph = build.module(*outputs).graph
-    wanted = {values["both"], values["returned"], values["by a view"], values["a bias's gradient"]} if platform == "cpu" else set()
-    assert shared_values(graph, platform) == wanted
+    expected = (
+        {values["product and elementwise"], values["returned"], values["product of a view"], values["a bias's gradient"]}
+        if platform == "cpu"
+        else set()
+    )
+    assert shared_values(graph, platform) == expected
 
 
 @pytest.mark.parametrize(
     ("function", "size", "is_shared"),
     [
-        (lambda x: x.exp().neg(), 32, True),  # all of it, in one loop
+        (lambda x: x.exp().neg(), 32, True),  # the whole value is computed in one loop
         (lambda x: torch.polar(x, x).real + 1, 32, True),
-        (lambda x: (x + 1) * 2, 32, False),  # costs nothing
-        (lambda x: x.exp().neg(), 8, False),  # few
-        (lambda x: x.exp().neg().view(-1, 1), 32, False),  # once for each row
+        (lambda x: (x + 1) * 2, 32, False),  # cheap
+        (lambda x: x.exp().neg(), 8, False),  # few elements
+        (lambda x: x.exp().neg().view(-1, 1), 32, False),  # computed once for each row
         (lambda x: (x.exp() @ x).neg(), 32, False),  # the product is in memory
     ],
 )
-def test_functions_of_what_is_read_many_times(function: Callable[..., torch.Tensor], size: int, is_shared: bool) -> None:
-    """XLA would compute them for each reading."""
+def test_expensive_values_that_are_broadcast_are_shared(function: Callable[..., torch.Tensor], size: int, is_shared: bool) -> None:
+    """XLA would compute them again for each element that reads them."""
 
-    def spread(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def broadcast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         value = function(x)
         return y.view(4, *value.shape) * value
 
-    graph = make_fx(spread)(torch.rand(size, size), torch.rand(4, size, size)).graph
+    graph = make_fx(broadcast)(torch.rand(size, size), torch.rand(4, size, size)).graph
     product = next(reversed(graph.find_nodes(op="call_function", target=aten.mul.Tensor)))
     assert shared_values(graph, "cpu") == ({product.args[1]} if is_shared else set())

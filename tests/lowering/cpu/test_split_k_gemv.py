@@ -1,4 +1,4 @@
-"""Products of a few vectors with many, by stretches."""
+"""Products of a few vectors with many, whose sums are split along the contracted dimension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import lax
 from dynaxla.lowering.cpu import gemv, split_k_gemv
 from support import internals
 
-# Of one row: in one part, in several, and without parts.
+# Includes single rows that are summed in one part, in several parts, and without parts.
 PRODUCTS = [
     ("float32", 2, 32), ("float32", 3, 48), ("float32", 4, 320), ("float32", 1, 768), ("bfloat16", 1, 288), ("float16", 1, 512),
     ("bfloat16", 1, 464),
@@ -20,19 +20,19 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("dtype", "rows", "count"), PRODUCTS)
 def test_product(dtype: str, rows: int, count: int) -> None:
-    draw = np.random.default_rng(0)
-    x, y = (draw.standard_normal(shape, dtype=np.float32) for shape in ((2, rows, count), (2, 5, count)))
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal(shape, dtype=np.float32) for shape in ((2, rows, count), (2, 5, count)))
     y[1, 2] = np.inf
     y[0, 4, 3] = np.nan
-    few, many = jax.numpy.asarray(x, dtype), jax.numpy.asarray(y, dtype)
-    found = jax.jit(split_k_gemv.product)(few, many)
-    assert found.dtype == np.float32
-    expected = np.einsum("brn,bcn->brc", *(np.asarray(array, np.float64) for array in (few, many)))
+    vectors, matrix = jax.numpy.asarray(x, dtype), jax.numpy.asarray(y, dtype)
+    result = jax.jit(split_k_gemv.product)(vectors, matrix)
+    assert result.dtype == np.float32
+    expected = np.einsum("brn,bcn->brc", *(np.asarray(array, np.float64) for array in (vectors, matrix)))
     assert np.isfinite(expected).sum() == 8 * rows
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
 
 
-# Of fewer than a block, of several blocks and a shorter one, and several batches in a block. (Batches, rows, of the many, numbers.)
+# (batch, rows, columns, count): less than a block, several blocks and a shorter one, and several batches in a block.
 BLOCKS = [(2, 3, 16, 64), (3, 2, 37, 48), (6, 4, 7, 320), (1, 3, 33, 64), (5, 2, 17, 64)]
 
 
@@ -40,13 +40,13 @@ BLOCKS = [(2, 3, 16, 64), (3, 2, 37, 48), (6, 4, 7, 320), (1, 3, 33, 64), (5, 2,
 def test_product_in_blocks(batch: int, rows: int, columns: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     internals.length_of_split_k_blocks(monkeypatch, 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    draw = np.random.default_rng(0)
-    x, y = (draw.standard_normal((batch, size, count), dtype=np.float32) for size in (rows, columns))
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((batch, size, count), dtype=np.float32) for size in (rows, columns))
     y[-1, -1] = np.nan
-    found = jax.jit(split_k_gemv.product)(x, y)
+    result = jax.jit(split_k_gemv.product)(x, y)
     expected = np.einsum("brn,bcn->brc", x.astype(np.float64), y)
     assert np.isnan(expected).sum() == rows
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
 
 
 def test_blocks_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_preferred(dtype: str, rows: int, count: int, preferred: bool) -> None:
 
 @pytest.mark.parametrize("is_over_last", [True, False])
 @pytest.mark.parametrize("is_moved", [True, False])
-def test_is_taken_where_the_product_is_over_the_whole_length(is_over_last: bool, is_moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_k_is_chosen_if_the_last_dimension_is_contracted(is_over_last: bool, is_moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = internals.small_products(monkeypatch)
     x, y = jax.numpy.zeros((2, 3, 64), "float32"), jax.numpy.zeros((2, 64, 64), "float32")
     gemv.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)

@@ -1,4 +1,4 @@
-"""torch's kernels in a program write the results' own buffers, of operands that are contiguous whatever made them."""
+"""torch's kernels in a program write to the buffers of the results, and get contiguous operands."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ def run(function: object, *arrays: np.ndarray) -> list[np.ndarray]:
     device = clients.cpu_device()
     with jax.enable_x64(True), jax.default_device(device):
         lowered = jax.jit(function).lower(*(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays))
-        found = programs.compile_lowered(lowered, device, {}).call([jax.device_put(array, device) for array in arrays])
-    return [np.asarray(item) for item in found]
+        results = programs.compile_lowered(lowered, device, {}).call([jax.device_put(array, device) for array in arrays])
+    return [np.asarray(result) for result in results]
 
 
 def test_results_and_operands() -> None:
-    seen: list[tuple[bool, tuple[int, ...]]] = []
+    operands_of_calls: list[tuple[bool, tuple[int, ...]]] = []
 
     def write(results: object, operands: object) -> None:
         product, total = results
         x, y = operands
-        seen.append((x.is_contiguous(), tuple(x.shape)))
+        operands_of_calls.append((x.is_contiguous(), tuple(x.shape)))
         torch.mm(x, y, out=product)
         total.copy_(x.sum())
 
     x, y = np.arange(6.0, dtype=np.float32).reshape(2, 3), np.ones((2, 4), np.float32)
-    wanted = [((3, 4), np.dtype(np.float32)), ((), np.dtype(np.float64))]
-    product, total = run(lambda x, y: [item * 2 for item in call(write, [x.T + 1, y], wanted)], x, y)
+    specs = [((3, 4), np.dtype(np.float32)), ((), np.dtype(np.float64))]
+    product, total = run(lambda x, y: [item * 2 for item in call(write, [x.T + 1, y], specs)], x, y)
     np.testing.assert_array_equal(product, (x.T + 1) @ y * 2)
     assert (product.dtype, total.dtype, total.item()) == (np.float32, np.float64, 42)
-    assert seen == [(True, (3, 2))], "once for each call of the program, and not while it is traced"
+    assert operands_of_calls == [(True, (3, 2))], "the kernel runs once per call of the program, and not while it is traced"
 
 
-def test_what_a_kernel_raises_fails_the_call() -> None:
+def test_error_of_a_kernel_fails_the_call() -> None:
     def write(results: object, operands: object) -> None:
         raise KeyError("no such kernel")
 

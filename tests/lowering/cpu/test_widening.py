@@ -1,3 +1,5 @@
+"""Half-type operands are widened to float32 on the CPU."""
+
 from __future__ import annotations
 
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ from dynaxla.lowering.cpu.widening import widened
 
 
 @pytest.mark.parametrize(
-    ("dtype", "platform", "vectors", "wanted"),
+    ("dtype", "platform", "vectors", "expected"),
     [
         ("bfloat16", "cpu", False, "float32"),
         ("float16", "cpu", False, "float32"),
@@ -17,6 +19,6 @@ from dynaxla.lowering.cpu.widening import widened
         ("int8", "cpu", False, "int8"),
     ],
 )
-def test_halves_are_widened_on_the_cpu(dtype: str, platform: str, vectors: bool, wanted: str) -> None:
+def test_halves_are_widened_on_the_cpu(dtype: str, platform: str, vectors: bool, expected: str) -> None:
     x = jnp.ones((2, 3), dtype)
-    assert [str(found.dtype) for found in widened(x, x, platform, vectors)] == [wanted, wanted]
+    assert [str(result.dtype) for result in widened(x, x, platform, vectors)] == [expected, expected]

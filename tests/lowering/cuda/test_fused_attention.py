@@ -1,4 +1,4 @@
-"""Calls of cuDNN's attention: written as JAX writes them, and right in values for a cuDNN that does as they say."""
+"""Calls of cuDNN's attention: equal to the calls that JAX writes, and correct values with a simulated cuDNN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JAX = "jax._src.cudnn.fused_attention_stablehlo"
 
 
 def calls(function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> list[tuple[Any, str]]:
-    """Configuration and the rest of each call in a program for CUDA."""
+    """The configuration and the remaining text of each cuDNN call in a program for CUDA."""
     text = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     lines = [line for line in text.splitlines() if "custom_call @__cudnn" in line]
     return [parsed(line) for line in lines]
@@ -34,13 +34,13 @@ def parsed(line: str) -> tuple[Any, str]:
     assert found is not None
     config = re.sub(r"\\([0-9A-F]{2})", lambda code: chr(int(code[1], 16)), found[1])
     rest = re.sub(r"%\w+(:\d+)?(#\d+)?", "%", line.replace(found[0], "")).strip()
-    return plain(json.loads(config)), re.sub(r"mhlo[^,}]*,? ?", "", rest)
+    return without_defaults(json.loads(config)), re.sub(r"mhlo[^,}]*,? ?", "", rest)
 
 
-def plain(value: Any) -> Any:
-    """A message's fields without those that have the default, numbers as text: the message is the same."""
+def without_defaults(value: Any) -> Any:
+    """A message without fields that have their default value, and with numbers as text."""
     if isinstance(value, dict):
-        fields = {name: plain(item) for name, item in value.items()}
+        fields = {name: without_defaults(item) for name, item in value.items()}
         return {name: item for name, item in fields.items() if item not in ({}, [], "0", "0.0", "", "False", "PRIMITIVE_TYPE_INVALID")}
     return [str(item) for item in value] if isinstance(value, list) else str(value)
 
@@ -48,7 +48,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("heads_inside", [True, False])
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(("key_heads", "dtype"), [(4, BF16), (2, F16)], ids=str)
-def test_calls_are_as_jax_writes_them(
+def test_calls_equal_those_of_jax(
     heads_inside: bool, is_causal: bool, key_heads: int, dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("check_cudnn_version", 91000), ("check_compute_capability", True), ("is_cuda_compute_capability_equal", False)):
@@ -59,15 +59,17 @@ def test_calls_are_as_jax_writes_them(
     args = [jax.ShapeDtypeStruct([shape[dim] for dim in order], dtype) for shape in shapes]
     bias = jax.ShapeDtypeStruct((2, 1, 16, columns), dtype)
     settings = AttentionSettings(0.125, is_causal, heads_inside)
-    theirs = pytest.importorskip(JAX)
+    jax_attention = pytest.importorskip(JAX)
 
-    def of_jax(query: Array, key: Array, value: Array, bias: Array | None = None) -> Any:
-        kind = theirs.MaskType.CAUSAL if is_causal else theirs.MaskType.NO_MASK
+    def jax_forward(query: Array, key: Array, value: Array, bias: Array | None = None) -> Any:
+        kind = jax_attention.MaskType.CAUSAL if is_causal else jax_attention.MaskType.NO_MASK
         layout = "BTNH" if heads_inside else "BNTH"
-        return theirs.dot_product_attention(query, key, value, bias, scale=0.125, mask_type=kind, qkv_layout=layout, return_residual=True)
+        return jax_attention.dot_product_attention(
+            query, key, value, bias, scale=0.125, mask_type=kind, qkv_layout=layout, return_residual=True
+        )
 
-    def of_jax_backward(*args: Array) -> Any:
-        out, pull = jax.vjp(lambda *args: of_jax(*args)[0], *args)
+    def jax_backward(*args: Array) -> Any:
+        out, pull = jax.vjp(lambda *args: jax_forward(*args)[0], *args)
         return pull(out)
 
     def ours(query: Array, key: Array, value: Array, bias: Array | None = None) -> Any:
@@ -78,14 +80,14 @@ def test_calls_are_as_jax_writes_them(
         out, logsumexp = forward(*packed, None, settings)
         return backward(out, *packed, None, out, logsumexp, settings)
 
-    assert calls(ours, *args) == calls(of_jax, *args) != []
-    assert calls(ours, *args, bias) == calls(of_jax, *args, bias) != []
-    assert calls(ours_backward, *args) == calls(of_jax_backward, *args)
+    assert calls(ours, *args) == calls(jax_forward, *args) != []
+    assert calls(ours, *args, bias) == calls(jax_forward, *args, bias) != []
+    assert calls(ours_backward, *args) == calls(jax_backward, *args)
     assert len(calls(ours_backward, *args)) == 2
 
 
 def reference(query: Array, key: Array, value: Array, mask: Array | None, settings: AttentionSettings) -> tuple[Array, Array]:
-    """By definition. A row in which everything is hidden gives zeros."""
+    """Attention by its definition. A row in which the mask hides all columns is zero."""
     groups = query.shape[1] // key.shape[1]
     scores = jnp.einsum("bhrs,bhcs->bhrc", query, jnp.repeat(key, groups, 1)) * settings.scale
     if mask is not None:
@@ -101,8 +103,12 @@ def reference(query: Array, key: Array, value: Array, mask: Array | None, settin
     return out, (jnp.log(total) + largest)[..., 0]
 
 
-def hiding(rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
-    """Some columns; in row 1 everything; in row 2 everything, but by the lowest number; in row 3 partly so; row 4: low numbers."""
+def additive_mask(rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
+    """An additive mask with special rows.
+
+    Row 0 hides three columns with -inf, row 1 all columns with -inf, row 2 all columns with the lowest finite number, row 3 all columns
+    with either. Row 4 has low numbers.
+    """
     generator = np.random.default_rng(1)
     mask = generator.standard_normal((2, 1, rows, columns)).astype(np.float32)
     mask[:, :, 0, :3] = -np.inf
@@ -116,8 +122,8 @@ def hiding(rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
 
 MASKS: dict[str, Callable[[np.dtype[Any]], Array | None]] = {
     "none": lambda _: None,
-    "added": lambda dtype: hiding(6, 8, dtype),
-    "bool": lambda dtype: hiding(6, 8, dtype) > 0,
+    "added": lambda dtype: additive_mask(6, 8, dtype),
+    "bool": lambda dtype: additive_mask(6, 8, dtype) > 0,
 }
 
 
@@ -137,9 +143,9 @@ def test_values(mask_name: str, dtype: np.dtype[Any], heads_inside: bool, key_he
         wide_mask = None if mask is None else mask if mask.dtype == bool else mask.astype(np.float64)
         (expected, expected_logsumexp), pull = jax.vjp(jax.jit(lambda *args: reference(*args, wide_mask, settings)), *wide)
         out, logsumexp = jax.jit(lambda *args: forward(*args, settings))(*operands, mask)
-        # In float32 a row of lowest numbers has only these: their scores and their count are lost beside them in bfloat16.
-        lost = slice(None) if mask_name != "added" or dtype == F16 else np.array([0, 1, 4, 5])
-        np.testing.assert_allclose(out[:, :, lost], expected[:, :, lost], rtol=0.02, atol=0.02)
+        # In bfloat16, adding the lowest number loses the scores of rows 2 and 3, and the logarithm of the columns' count.
+        rows = slice(None) if mask_name != "added" or dtype == F16 else np.array([0, 1, 4, 5])
+        np.testing.assert_allclose(out[:, :, rows], expected[:, :, rows], rtol=0.02, atol=0.02)
         np.testing.assert_allclose(logsumexp, expected_logsumexp, rtol=1e-5, atol=1e-2 if dtype == F16 else 1e-4)
         assert mask is None or mask_name == "bool" or not out[:, :, 1].any()
         grad = grad.at[:, :, 2:4].set(0) if dtype == BF16 else grad

@@ -1,4 +1,4 @@
-"""Values in the code that users get are in test_every_op.py, and in tests marked `optimized` here: XLA compiles the others quickly."""
+"""Tests of the lowerings of ops. XLA compiles quickly, except in tests marked `optimized`, which check the code that users get."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def quickly(quick_xla: None) -> None:
+def compile_quickly(quick_xla: None) -> None:
     """See quick_xla."""

@@ -1,4 +1,4 @@
-"""Tests of activation functions and their gradients, in every float dtype and at special values."""
+"""Activation functions and their gradients, in every float dtype and at special values."""
 
 from __future__ import annotations
 
@@ -57,14 +57,16 @@ def test_values(dtype: torch.dtype) -> None:
     x = torch.cat([torch.tensor(special, dtype=dtype), (torch.randn(31) * 3).to(dtype)])
     check(lambda x: [activation(x) for activation in ACTIVATIONS], x, calls=1)
     # Eager mode's vectorised exact gelu returns NaN for infinity.
-    infinite = [activation for activation in ACTIVATIONS if activation is not F.gelu]
-    check(lambda x: [activation(x) for activation in infinite], torch.tensor([[math.inf, 1.0]], dtype=dtype).expand(3, 2), calls=1)
+    accurate_at_infinity = [activation for activation in ACTIVATIONS if activation is not F.gelu]
+    check(
+        lambda x: [activation(x) for activation in accurate_at_infinity], torch.tensor([[math.inf, 1.0]], dtype=dtype).expand(3, 2), calls=1
+    )
 
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gradients(dtype: torch.dtype) -> None:
-    """Checks the gradient of each activation. x contains integers and halves, where most kinks of the functions are."""
+    """Checks the gradient of each activation. x contains integers and halves, the positions of most kinks."""
     x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(dtype)
     # Eager mode's hardsigmoid uses 1/6 rounded to float32.
     tolerance = (1e-7, 1e-7) if dtype == torch.float64 else None
@@ -153,8 +155,8 @@ def test_random_leaky_relu() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("limit", [0.1, 0.3, 0.5])
-def test_limits_that_the_dtype_rounds(limit: float, dtype: torch.dtype) -> None:
-    x = torch.tensor([limit, -limit, 2 * limit, 0.0], dtype=dtype)
-    check(lambda x: F.threshold(x, limit, 9.0), x)
-    check(lambda x: torch.ops.aten.threshold_backward(torch.ones_like(x), x, limit), x)
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5])
+def test_thresholds_that_the_dtype_rounds(threshold: float, dtype: torch.dtype) -> None:
+    x = torch.tensor([threshold, -threshold, 2 * threshold, 0.0], dtype=dtype)
+    check(lambda x: F.threshold(x, threshold, 9.0), x)
+    check(lambda x: torch.ops.aten.threshold_backward(torch.ones_like(x), x, threshold), x)

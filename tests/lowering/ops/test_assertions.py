@@ -1,4 +1,4 @@
-"""Assertions in graphs: what fails at a call raises there, what is known before raises when the graph is captured."""
+"""Assertions in graphs: a condition that depends on values raises at the call, any other when the graph is captured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_values(message: str) -> None:
 
 
 def test_no_message() -> None:
-    """AOTAutograd drops it as if it did nothing."""
+    """AOTAutograd would remove the op, as if it had no effect."""
     run_op(aten._assert_async.default, GOOD, expected=())
     with pytest.raises(RuntimeError, match="single nonzero value"):
         run_op(aten._assert_async.default, BAD, expected=())
@@ -50,7 +50,7 @@ def test_numbers() -> None:
 
 
 def test_metadata() -> None:
-    """They were looked at when the graph was captured."""
+    """The metadata was checked when the graph was captured."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         aten._assert_tensor_metadata(x, dtype=torch.float32, device=torch.device("cpu"), layout=torch.strided)

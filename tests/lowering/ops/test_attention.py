@@ -1,4 +1,4 @@
-"""Scaled dot product attention under all of its names."""
+"""Scaled dot product attention, by each of its ops."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_log_sum_exp_and_infinite_rows() -> None:
     torch.testing.assert_close(logsumexp, expected_logsumexp)
 
 
-def test_without_dropout_the_generator_stays_as_it_is() -> None:
+def test_generator_is_unchanged_without_dropout() -> None:
     compiled = torch.compile(ATTENTION, backend="dynaxla")
     state = torch.get_rng_state()
     compiled(*(torch.ones(1, 1, 2, 4),) * 3)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# --- kernels that exist on CUDA only: their lowerings run anywhere
+# --- ops whose kernels exist on CUDA only: their lowerings run anywhere
 
 
 def reference(q, k, v, mask=None, is_causal=False, scale=None):
@@ -168,16 +168,16 @@ def test_cuda_kernel_with_bias() -> None:
     expected_grads = torch.autograd.grad(expected, leaves, grad)
     for mine, theirs in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    without = run_op(FORWARDS["efficient"][0], q, k, v, None, False)
-    assert without[1].numel() == 0
+    without_logsumexp = run_op(FORWARDS["efficient"][0], q, k, v, None, False)
+    assert without_logsumexp[1].numel() == 0
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_dropout_is_the_same_in_the_backward(kernel: str) -> None:
+def test_gradient_has_the_same_dropout(kernel: str) -> None:
     op, extra = FORWARDS[kernel]
     q, k = torch.zeros(1, 1, 64, 8), torch.zeros(1, 1, 64, 8)
     v = torch.eye(64)[None, None, :, :8].contiguous()
-    # With equal scores and values that are unit vectors, the output shows weights: 0, or 1 / 64 / (1 - p).
+    # With equal scores and unit vectors as values, the output consists of the weights: 0, or 1 / 64 / (1 - p).
     results = run_op(op, q, k, v, *extra, 0.5, False)
     kept = results[0] != 0
     assert torch.allclose(results[0][kept], torch.tensor(1 / 32))
@@ -191,7 +191,7 @@ def test_dropout_is_the_same_in_the_backward(kernel: str) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_row_whose_scores_overflow_is_zero(is_causal: bool) -> None:
+def test_row_whose_scores_overflow_is_zero(is_causal: bool) -> None:
     """All scores of the first row are -inf, without a mask."""
     q, k, v = torch.zeros(1, 1, 4, 8), torch.full((1, 1, 4, 8), 1e20), torch.randn(1, 1, 4, 8)
     q[0, 0, 0] = -1e20
@@ -199,7 +199,7 @@ def test_a_row_whose_scores_overflow_is_zero(is_causal: bool) -> None:
 
 
 @pytest.mark.quick
-def test_large_scores_are_subtracted_as_they_were_rounded() -> None:
+def test_large_scores_are_rounded_before_subtraction() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 16, 8, generator=generator) * scale for scale in (1e5, 1e5, 1))
     check(lambda q, k, v: ATTENTION(q, k, v), q, k, v)

@@ -1,4 +1,4 @@
-"""Dropout of some rows of an attention's weights: the same as of all rows at once."""
+"""The dropout mask for some rows of an attention's weights equals those rows of the whole mask."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SHAPE = (2, 3, 10, 24)
 
 
 @pytest.fixture(autouse=True)
-def wide() -> Iterator[None]:
-    """As lowerings are traced."""
+def enable_x64() -> Iterator[None]:
+    """Lowerings are traced with 64-bit types."""
     with jax.enable_x64(True):
         yield
 
@@ -34,23 +34,23 @@ def all_rows(key: jax.Array, probability: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("probability", [0.9, 1 / 3, 1.0])
-def test_rows_are_those_of_the_whole(probability: float) -> None:
+def test_rows_equal_those_of_the_whole_mask(probability: float) -> None:
     key = jax.random.key(3)
     whole = all_rows(key, probability)
     assert abs(whole.mean() - probability) < 0.05
     for first, count in ((0, 4), (4, 4), (7, 3)):
-        found = rows(key, probability, (*SHAPE[:2], count, SHAPE[3]), SHAPE[2], first)
-        np.testing.assert_array_equal(found, whole[:, :, first : first + count])
+        mask_rows = rows(key, probability, (*SHAPE[:2], count, SHAPE[3]), SHAPE[2], first)
+        np.testing.assert_array_equal(mask_rows, whole[:, :, first : first + count])
 
 
-def test_rows_are_those_of_the_whole_whatever_jax_is_set_to() -> None:
+def test_mask_does_not_depend_on_jaxs_settings() -> None:
     key = jax.random.key(3)
-    found = rows(key, 0.5, SHAPE, SHAPE[2], 0)
+    mask_rows = rows(key, 0.5, SHAPE, SHAPE[2], 0)
     with jax.threefry_partitionable(False):
-        np.testing.assert_array_equal(all_rows(key, 0.5), found)
+        np.testing.assert_array_equal(all_rows(key, 0.5), mask_rows)
 
 
 def test_positions_have_64_bits() -> None:
-    """After 2**32 numbers nothing comes again."""
+    """The mask does not repeat after 2**32 elements."""
     key, shape = jax.random.key(0), (1, 1, 2, 64)
     assert (rows(key, 0.5, shape, 2**28, 0) != rows(key, 0.5, shape, 2**28, 2**26)).any()

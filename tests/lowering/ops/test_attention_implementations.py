@@ -1,4 +1,4 @@
-"""The ways to compute attention: where cuDNN's is taken, and that the ops give the same by each."""
+"""Implementations of attention: the choice of cuDNN, and equal results of all implementations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BF16 = torch.bfloat16
 def heads(
     rows: int = 16, columns: int = 16, size: int = 8, count: int = 4, key_heads: int = 4, dtype: torch.dtype = BF16
 ) -> list[torch.Tensor]:
-    """As a linear layer leaves them: heads beside each other."""
+    """Query, key and value as a linear layer returns them: the heads of a row are adjacent in memory."""
     torch.manual_seed(0)
     shapes = [(2, rows, count, size), *[(2, columns, key_heads, size)] * 2]
     return [torch.randn(shape).to(dtype).transpose(1, 2) for shape in shapes]
@@ -54,7 +54,7 @@ def overrideable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.
 
 
 def backward(forward: Call, grad_mask: bool = False, results: tuple[torch.Tensor, torch.Tensor] | None = None) -> Call:
-    """The gradient's op. results: the forward's; left out, inputs that look like them."""
+    """The gradient's op. `results`: the forward's output and log-sum-exps; random tensors of the same shapes by default."""
     q, k, v = forward.args[:3]
     grad = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype)
     out, logsumexp = results or (torch.randn_like(grad), torch.randn(q.shape[:3]))
@@ -77,14 +77,14 @@ def backward(forward: Call, grad_mask: bool = False, results: tuple[torch.Tensor
 def function_of(
     calls: Sequence[Call], platform: str = "cuda", choose: Chooser = choose_by_rules, **settings: bool
 ) -> tuple[Function, list[Any]]:
-    """The calls for a platform, and their inputs as arrays."""
+    """Returns a function for a platform that makes the calls, and the inputs as arrays."""
     module, tensors, _ = graph_of(calls)
     arrays = [jax.numpy.asarray(x.double().numpy()).astype(str(x.dtype).removeprefix("torch.")) for x in tensors]
     return Function(Interpreter(module, platform), settings=Settings(**settings), choose=choose), arrays
 
 
 def targets(*calls: Call, platform: str = "cuda", **settings: bool) -> list[str]:
-    """What the program of these calls calls of cuDNN's."""
+    """The names of the cuDNN calls in the program of these ops."""
     with jax.enable_x64(True):
         function, arrays = function_of(calls, platform, **settings)
         draws = [jax.random.key(0)] if function.draws_random else []
@@ -99,7 +99,7 @@ def padding(rows: int = 16, columns: int = 16, dtype: torch.dtype = BF16) -> tor
     return hidden.expand(2, 4, rows, columns)
 
 
-TAKEN = {
+CUDNN_CASES = {
     "flash": lambda: flash(*heads()),
     "causal": lambda: flash(*heads(), is_causal=True),
     "float16": lambda: flash(*heads(dtype=torch.float16)),
@@ -112,20 +112,20 @@ TAKEN = {
     "cudnn": lambda: cudnn(*heads()),
 }
 
-MASKED = {
+MASKED_CUDNN_CASES = {
     "efficient": lambda: efficient(*heads(), padding()),
     "cudnn": lambda: cudnn(*heads(), padding()[:, :1]),
     "bool": lambda: efficient(*heads(), padding() == 0),
     "each head": lambda: efficient(*heads(12, 20), torch.randn(2, 4, 12, 20, dtype=BF16)),
 }
 
-LEFT = {
+OTHER_CASES = {
     "float32": lambda: flash(*heads(dtype=torch.float32)),
     "float64": lambda: efficient(*heads(dtype=torch.float64)),
     "size 12": lambda: efficient(*heads(size=12)),
     "size 136": lambda: flash(*heads(size=136)),
     "one row": lambda: flash(*heads(1, 16)),
-    "causal from which corner": lambda: efficient(*heads(12, 16), is_causal=True),
+    "causal, not square": lambda: efficient(*heads(12, 16), is_causal=True),
     "causal and a mask": lambda: efficient(*heads(), padding(), is_causal=True),
     "odd lengths and a mask": lambda: efficient(*heads(15, 16), padding(15, 16)),
     "another dtype's mask": lambda: efficient(*heads(), padding(dtype=torch.float32)),
@@ -136,38 +136,38 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_taken(name: str) -> None:
-    call = TAKEN[name]()
+@pytest.mark.parametrize("name", CUDNN_CASES)
+def test_cudnn_is_chosen(name: str) -> None:
+    call = CUDNN_CASES[name]()
     assert targets(call) == ["fmhaSoftmax"]
     assert targets(backward(call)) == ["fmhaSoftmaxBackward"]
 
 
-@pytest.mark.parametrize("name", MASKED)
-def test_taken_with_a_mask(name: str) -> None:
-    call = MASKED[name]()
+@pytest.mark.parametrize("name", MASKED_CUDNN_CASES)
+def test_cudnn_is_chosen_with_a_mask(name: str) -> None:
+    call = MASKED_CUDNN_CASES[name]()
     assert targets(call) == ["fmhaScaleBiasSoftmax"]
     assert targets(backward(call)) == ["fmhaScaleBiasSoftmaxBackward"]
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_left_as_it_was(name: str) -> None:
-    call = LEFT[name]()
+@pytest.mark.parametrize("name", OTHER_CASES)
+def test_cudnn_is_not_chosen(name: str) -> None:
+    call = OTHER_CASES[name]()
     assert targets(call) == []
     assert targets(backward(call)) == []
 
 
-def test_a_masks_gradient_is_left() -> None:
+def test_cudnn_is_not_chosen_for_a_masks_gradient() -> None:
     assert targets(backward(efficient(*heads(), padding()), grad_mask=True)) == []
 
 
-def test_dropout_is_left() -> None:
+def test_cudnn_is_not_chosen_for_dropout() -> None:
     call = flash(*heads(), dropout_p=0.1)
     assert targets(call) == []
     assert targets(backward(call)) == []
 
 
-def test_other_names() -> None:
+def test_cudnn_is_chosen_for_the_overrideable_op() -> None:
     assert targets(overrideable(*heads())) == ["fmhaSoftmax"]
 
 
@@ -177,8 +177,8 @@ def test_other_platforms_have_other_implementations(platform: str, names: list[s
     problem = AttentionProblem(x, x, x, None, True, 0.125, False, False, "cuda")
     for implementations in (ATTENTION, ATTENTION_GRADIENT):
         assert [implementation.name for implementation in implementations.available(problem, {})] == ["cudnn", "blocks", "xla"]
-        found = [implementation.name for implementation in implementations.available(replace(problem, platform=platform), {})]
-        assert [name for name in found if name != "fused_softmax"] == names
+        available = [implementation.name for implementation in implementations.available(replace(problem, platform=platform), {})]
+        assert [name for name in available if name != "fused_softmax"] == names
     fused = [
         implementation.name
         for implementation in ATTENTION.available(replace(problem, platform=platform), {})
@@ -189,13 +189,13 @@ def test_other_platforms_have_other_implementations(platform: str, names: list[s
     assert "fused_softmax" not in [implementation.name for implementation in ATTENTION.available(masked, {})]
 
 
-def test_an_unknown_jaxlib_has_one_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_is_not_chosen_with_an_unknown_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.jaxlib_release(monkeypatch, "0.99.0")
     assert targets(flash(*heads())) == []
 
 
-def test_heads_are_taken_as_they_lie() -> None:
-    """A transpose that a layer wrote, and the one for the call, cancel out."""
+def test_cudnn_gets_operands_in_their_memory_order() -> None:
+    """The user's transpose and the transpose for the call cancel out."""
 
     def layouts(*tensors: torch.Tensor) -> list[str]:
         with jax.enable_x64(True):
@@ -204,15 +204,17 @@ def test_heads_are_taken_as_they_lie() -> None:
         (line,) = [line for line in text.splitlines() if "custom_call @__cudnn" in line]
         return re.findall(r"tensor<(\d+x\d+x\d+x\d+)xbf16>", line)[:3]
 
-    inside = heads(12, 20)
-    assert layouts(*inside) == ["2x12x4x8", "2x20x4x8", "2x20x4x8"]
-    assert layouts(*(x.contiguous() for x in inside)) == ["2x4x12x8", "2x4x20x8", "2x4x20x8"]
+    heads_inside = heads(12, 20)
+    assert layouts(*heads_inside) == ["2x12x4x8", "2x20x4x8", "2x20x4x8"]
+    assert layouts(*(x.contiguous() for x in heads_inside)) == ["2x4x12x8", "2x4x20x8", "2x4x20x8"]
 
 
 @pytest.mark.sample(usual=2)
-@pytest.mark.parametrize("make", [TAKEN["causal"], TAKEN["grouped heads"], TAKEN["odd lengths"], *MASKED.values()])
+@pytest.mark.parametrize(
+    "make", [CUDNN_CASES["causal"], CUDNN_CASES["grouped heads"], CUDNN_CASES["odd lengths"], *MASKED_CUDNN_CASES.values()]
+)
 def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and gradient agree with the implementation that keeps the scores in memory."""
+    """Output and gradient equal those of the implementation that materializes the scores."""
     simulated_cudnn.install(monkeypatch)
 
     def results(call: Call, choose: Chooser) -> list[torch.Tensor]:
@@ -223,14 +225,14 @@ def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> No
         call = make()
         by_cudnn, by_xla = results(call, choose_by_rules), results(call, choose_generic)
         torch.testing.assert_close(by_cudnn, by_xla, rtol=0.02, atol=0.02)
-        again = backward(call, results=(by_xla[0].to(BF16), by_xla[1].float()))
-        torch.testing.assert_close(results(again, choose_by_rules), results(again, choose_generic), rtol=0.03, atol=0.03)
+        gradient = backward(call, results=(by_xla[0].to(BF16), by_xla[1].float()))
+        torch.testing.assert_close(results(gradient, choose_by_rules), results(gradient, choose_generic), rtol=0.03, atol=0.03)
 
 
-# --- in blocks of rows
+# --- the implementation by blocks of rows
 
 
-def in_blocks(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+def choose_blocks(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
     return implementations.by_name["blocks"] if "blocks" in implementations.by_name else choose_by_rules(implementations, problem)
 
 
@@ -239,7 +241,7 @@ def operand(*shape: int, dtype: str = "bfloat16") -> Operand:
 
 
 LARGE = operand(8, 12, 1024, 64)
-DROPPED = AttentionProblem(LARGE, LARGE, LARGE, None, False, 0.125, True, False, "cuda")
+WITH_DROPOUT = AttentionProblem(LARGE, LARGE, LARGE, None, False, 0.125, True, False, "cuda")
 
 
 def chosen(problem: AttentionProblem) -> str:
@@ -248,29 +250,29 @@ def chosen(problem: AttentionProblem) -> str:
     return names.pop()
 
 
-def test_where_blocks_are_taken() -> None:
-    assert chosen(DROPPED) == "blocks"
-    wide = operand(8, 12, 1024, 64, dtype="float32")
-    assert chosen(replace(DROPPED, query=wide, key=wide, value=wide)) == "blocks"
-    assert chosen(replace(DROPPED, mask=operand(8, 1, 1, 1024), is_causal=True)) == "blocks"
-    assert chosen(replace(DROPPED, has_dropout=False)) == "cudnn"
-    assert chosen(replace(DROPPED, query=wide, key=wide, value=wide, has_dropout=False)) == "xla"
-    assert chosen(replace(DROPPED, wants_mask_gradient=True)) == "xla"
-    assert chosen(replace(DROPPED, platform="rocm")) == "xla"
+def test_choice_of_blocks() -> None:
+    assert chosen(WITH_DROPOUT) == "blocks"
+    float32 = operand(8, 12, 1024, 64, dtype="float32")
+    assert chosen(replace(WITH_DROPOUT, query=float32, key=float32, value=float32)) == "blocks"
+    assert chosen(replace(WITH_DROPOUT, mask=operand(8, 1, 1, 1024), is_causal=True)) == "blocks"
+    assert chosen(replace(WITH_DROPOUT, has_dropout=False)) == "cudnn"
+    assert chosen(replace(WITH_DROPOUT, query=float32, key=float32, value=float32, has_dropout=False)) == "xla"
+    assert chosen(replace(WITH_DROPOUT, wants_mask_gradient=True)) == "xla"
+    assert chosen(replace(WITH_DROPOUT, platform="rocm")) == "xla"
     short = operand(8, 12, 400, 64)
-    assert chosen(replace(DROPPED, query=short, key=short, value=short)) == "xla"
-    assert chosen(replace(DROPPED, query=operand(64, 64, 1, 64), key=operand(64, 64, 9000, 64))) == "xla"
+    assert chosen(replace(WITH_DROPOUT, query=short, key=short, value=short)) == "xla"
+    assert chosen(replace(WITH_DROPOUT, query=operand(64, 64, 1, 64), key=operand(64, 64, 9000, 64))) == "xla"
 
 
 @pytest.mark.parametrize(
     ("batch", "rows", "columns", "expected_rows"), [(8, 1024, 1024, 32), (1, 16384, 16384, 16), (1, 1000, 64, 1000), (64, 100, 9000, 16)]
 )
 def test_rows_of_a_block(batch: int, rows: int, columns: int, expected_rows: int) -> None:
-    problem = replace(DROPPED, query=operand(batch, 12, rows, 64), key=operand(batch, 12, columns, 64))
+    problem = replace(WITH_DROPOUT, query=operand(batch, 12, rows, 64), key=operand(batch, 12, columns, 64))
     assert attention_implementations._block_rows(problem) == expected_rows
 
 
-def test_large_programs_hold_no_scores() -> None:
+def test_large_programs_do_not_materialize_scores() -> None:
     shape = (4, 8, 1024, 64)
     q, k, v = (torch.empty(shape, dtype=BF16, device="meta").new_zeros(shape, device="cpu") for _ in range(3))
     forward = flash(q, k, v, dropout_p=0.1)
@@ -284,16 +286,16 @@ def test_large_programs_hold_no_scores() -> None:
         assert "1024x1024" not in text
 
 
-IN_BLOCKS = {
+BLOCK_CASES = {
     "dropout": lambda: flash(*heads(10, 10, key_heads=2, dtype=torch.float32), dropout_p=0.3, is_causal=True),
     "half": lambda: flash(*heads(8, 13)),
-    "mask": lambda: efficient(*heads(10, 16, dtype=torch.float32), hiding_rows(10, 16)),
+    "mask": lambda: efficient(*heads(10, 16, dtype=torch.float32), mask_with_a_hidden_row(10, 16)),
     "one row of a mask": lambda: efficient(*heads(10, 16, dtype=torch.float32), padding(1, 16, torch.float32).expand(2, 4, 10, 16)),
 }
 
 
-def hiding_rows(rows: int, columns: int) -> torch.Tensor:
-    """Another one for each head and row; one row sees nothing."""
+def mask_with_a_hidden_row(rows: int, columns: int) -> torch.Tensor:
+    """A mask that differs between heads and rows. It hides all columns of one row."""
     mask = torch.randn(2, 4, rows, columns)
     mask[:, :, 5] = -float("inf")
     return mask
@@ -302,40 +304,42 @@ def hiding_rows(rows: int, columns: int) -> torch.Tensor:
 def results_by(choose: Chooser, call: Call) -> list[torch.Tensor]:
     function, arrays = function_of([call], choose=choose)
     draws = [jax.random.key(7)] if function.draws_random else []
-    found = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs, compiler_options=quick_compilation.options())(arrays, draws)
-    return [torch.from_numpy(np.array(x).astype(np.float64)) for x in found]
+    results = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs, compiler_options=quick_compilation.options())(arrays, draws)
+    return [torch.from_numpy(np.array(x).astype(np.float64)) for x in results]
 
 
 @pytest.mark.sample(usual=1)
-@pytest.mark.parametrize("name", IN_BLOCKS)
+@pytest.mark.parametrize("name", BLOCK_CASES)
 def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with all scores at once: a key drops the same weights in both, so that a gradient may be computed in the other implementation."""
+    """Equal to the results without blocks. A key drops the same weights in both, so the gradient may use the other implementation."""
     internals.rows_of_attention_blocks(monkeypatch, 4)
-    call = IN_BLOCKS[name]()
+    call = BLOCK_CASES[name]()
     tolerance = 0.02 if call.args[0].dtype == BF16 else 1e-5
     with jax.enable_x64(True):
-        by_blocks, by_xla = results_by(in_blocks, call), results_by(choose_generic, call)
+        by_blocks, by_xla = results_by(choose_blocks, call), results_by(choose_generic, call)
         torch.testing.assert_close(by_blocks, by_xla, rtol=tolerance, atol=tolerance)
-        again = backward(call, results=(by_xla[0].to(call.args[0].dtype), by_xla[1].float()))
-        torch.testing.assert_close(results_by(in_blocks, again), results_by(choose_generic, again), rtol=tolerance, atol=tolerance)
+        gradient = backward(call, results=(by_xla[0].to(call.args[0].dtype), by_xla[1].float()))
+        torch.testing.assert_close(
+            results_by(choose_blocks, gradient), results_by(choose_generic, gradient), rtol=tolerance, atol=tolerance
+        )
 
 
-def test_gradients_in_blocks_are_those_of_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX differentiates the forward's blocks; the gradient's blocks get the key that the forward hands on."""
+def test_gradients_in_blocks_match_jaxs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX differentiates the forward's blocks. The blocks of our gradient get the key that the forward returns."""
     internals.rows_of_attention_blocks(monkeypatch, 4)
     call = flash(*heads(10, 13, dtype=torch.float32), dropout_p=0.3)
     with jax.enable_x64(True):
-        function, arrays = function_of([call], choose=in_blocks)
-        again, inputs = function_of([backward(call)], choose=in_blocks)
+        function, arrays = function_of([call], choose=choose_blocks)
+        gradient, inputs = function_of([backward(call)], choose=choose_blocks)
         grad = inputs[0]
 
-        def both(arrays: list[Any], key: Any) -> tuple[Any, Any]:
+        def gradients(arrays: list[Any], key: Any) -> tuple[Any, Any]:
             (out, logsumexp, *rest), pull = jax.vjp(lambda *arrays: function(arrays, key).outputs, *arrays)
             zeros = [np.zeros(x.shape, jax.dtypes.float0 if x.dtype.kind in "iu" else x.dtype) for x in (logsumexp, *rest)]
             state = next(x for x in rest if x.dtype.kind in "iu").ravel()[0]
             seed = jax.lax.bitcast_convert_type(state, np.int64)
-            return pull((grad, *zeros)), again([grad, *arrays, out, logsumexp, seed, *inputs[7:]]).outputs
+            return pull((grad, *zeros)), gradient([grad, *arrays, out, logsumexp, seed, *inputs[7:]]).outputs
 
-        by_jax, found = jax.jit(both, compiler_options=quick_compilation.options())(arrays, jax.random.key(7))
-    for mine, theirs in zip(found, by_jax, strict=True):
+        by_jax, by_blocks = jax.jit(gradients, compiler_options=quick_compilation.options())(arrays, jax.random.key(7))
+    for mine, theirs in zip(by_blocks, by_jax, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)

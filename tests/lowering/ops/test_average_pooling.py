@@ -1,4 +1,4 @@
-"""Averages of windows."""
+"""Average pooling, with fixed and adaptive windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AVERAGES = {
     "three dimensions, padding not counted": lambda x: F.avg_pool3d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "unbatched": lambda x: F.avg_pool2d(x[0], 2),
     "adaptive": lambda x: F.adaptive_avg_pool2d(x, (5, 20)),
-    "adaptive, in part even": lambda x: F.adaptive_avg_pool2d(x, (13, 7)),
+    "adaptive, even in one dimension": lambda x: F.adaptive_avg_pool2d(x, (13, 7)),
     "adaptive to one": lambda x: F.adaptive_avg_pool2d(x, 1),
     "adaptive, unbatched": lambda x: F.adaptive_avg_pool2d(x[0], (4, 3)),
     "adaptive 1d": lambda x: F.adaptive_avg_pool1d(x[0], 5),
@@ -36,11 +36,11 @@ def test_avg_pool(case: str) -> None:
     check_gradients(AVERAGES[case], torch.randn(2, 3, 13, 14))
 
 
-def test_integer_averages_lose_their_fraction() -> None:
+def test_integer_averages_are_truncated() -> None:
     check(lambda x: F.avg_pool2d(x, 3, 2, 1), torch.randint(-20, 20, (2, 3, 7, 8)))
 
 
-def test_neighbours_do_not_spread_infinities() -> None:
+def test_infinities_stay_in_their_windows() -> None:
     x = torch.randn(1, 1, 7, 8)
     x[0, 0, 3, 4] = float("inf")
     check(lambda x: (F.adaptive_avg_pool2d(x, (3, 5)), F.avg_pool2d(x, 3, 2, 1)), x)

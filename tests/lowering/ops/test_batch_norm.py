@@ -1,4 +1,4 @@
-"""Batch norms, forward and backward."""
+"""Batch norms and their gradients."""
 
 from __future__ import annotations
 
@@ -55,20 +55,22 @@ def test_module_without_gradients() -> None:
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (4, 1, 1), (1, 4), (2, 2)], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_batch_norm_reads_as_many_weights_as_there_are_channels(shape: tuple[int, ...], training: bool) -> None:
-    """In whatever shape: eager mode's forward kernels do. (Such weights in the backward pass, and running statistics, eager refuses, and
-    torch's own tracing before us.)"""
+def test_batch_norm_accepts_weights_of_any_shape(shape: tuple[int, ...], training: bool) -> None:
+    """Eager mode's forward kernels read one weight per channel, whatever the weights' shape.
+
+    Eager mode refuses such weights in the backward pass, and such running statistics. So does torch's tracing, before a backend.
+    """
 
     def function(x, w, b, mean, var):
         return F.batch_norm(x, mean, var, w, b, training), F.batch_norm(x, None, None, w, None, True), F.batch_norm(x, mean, var, None, b)
 
     x = torch.randn(2, 4, 3, 3)
-    for given in (x, x.to(memory_format=torch.channels_last)):
-        check(function, given, torch.randn(shape), torch.randn(shape), *statistics())
+    for images in (x, x.to(memory_format=torch.channels_last)):
+        check(function, images, torch.randn(shape), torch.randn(shape), *statistics())
 
 
-def test_the_mean_is_taken_away_first_where_eager_mode_does() -> None:
-    """Numbers far from zero lose nothing then."""
+def test_mean_is_subtracted_first_on_cuda() -> None:
+    """As in eager mode. Numbers far from zero then lose no precision."""
     x, weight, bias = 1000 + torch.rand(3, 4, 5), torch.randn(4), torch.randn(4)
     mean, variance = x.mean((0, 2)), x.var((0, 2))
 
@@ -76,9 +78,9 @@ def test_the_mean_is_taken_away_first_where_eager_mode_does() -> None:
         x, mean, variance, weight, bias = tensors
         return torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, 0.1, 1e-5)[0]
 
-    given = (x, mean, variance, weight, bias)
-    module = make_fx(lambda *tensors: (normalize(*tensors),), tracing_mode="fake")(*given)
+    inputs = (x, mean, variance, weight, bias)
+    module = make_fx(lambda *tensors: (normalize(*tensors),), tracing_mode="fake")(*inputs)
     with jax.enable_x64(True):
-        (found,) = jax.jit(lambda *arrays: Function(Interpreter(module, "cuda"))(arrays).outputs)(*(tensor.numpy() for tensor in given))
-    expected = normalize(*(tensor.double() for tensor in given))
-    torch.testing.assert_close(torch.from_numpy(np.array(found)).double(), expected, atol=1e-6, rtol=1e-6)
+        (result,) = jax.jit(lambda *arrays: Function(Interpreter(module, "cuda"))(arrays).outputs)(*(tensor.numpy() for tensor in inputs))
+    expected = normalize(*(tensor.double() for tensor in inputs))
+    torch.testing.assert_close(torch.from_numpy(np.array(result)).double(), expected, atol=1e-6, rtol=1e-6)

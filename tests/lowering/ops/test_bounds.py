@@ -1,5 +1,8 @@
-"""What eager mode refuses because of values, a compiled call refuses with the same kind of exception; good values go through the same
-program. Indices of which the graph tells the range are not checked at run time."""
+"""Runtime checks of values that eager mode refuses.
+
+A compiled call raises an exception of the same type, and the same program accepts valid values. Indices whose range follows from the graph
+are not checked at run time.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def T(*values: float) -> torch.Tensor:
     return torch.tensor(values)
 
 
-# A function, and arguments that it takes and ones that it refuses.
+# A function, arguments that it accepts, and arguments that it refuses.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]]]] = {
     "index": (lambda x, i, j: x[i, j], (X, T(-3, 2), T(3, -4)), [(X, T(3, 0), T(0, 0)), (X, T(0, 0), T(0, -5))]),
     "index_put": (lambda x, i: x.clone().index_put_((i,), x[0]), (X, T(-1)), [(X, T(3)), (X, T(-4))]),
@@ -79,7 +82,7 @@ DRAWS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
 }
 
 
-def refuses(function: Callable[..., Any], compiled: Callable[..., Any], good: tuple[Any, ...], bad: list[tuple[Any, ...]]) -> None:
+def check_refusals(function: Callable[..., Any], compiled: Callable[..., Any], good: tuple[Any, ...], bad: list[tuple[Any, ...]]) -> None:
     for args in bad:
         with pytest.raises((RuntimeError, IndexError)) as theirs:
             function(*args)
@@ -91,21 +94,21 @@ def refuses(function: Callable[..., Any], compiled: Callable[..., Any], good: tu
 
 @pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("case", cases(CASES, {"one_hot": "a graph of one_hot has no check"}))
-def test_refused(case: str) -> None:
+def test_invalid_arguments_raise(case: str) -> None:
     function, good, bad = CASES[case]
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False)
-    refuses(function, compiled, good, bad)
+    check_refusals(function, compiled, good, bad)
     assert_equal(compiled(*good), function(*good))
 
 
 @pytest.mark.parametrize("case", DRAWS)
-def test_refused_draws(case: str) -> None:
+def test_invalid_parameters_of_draws_raise(case: str) -> None:
     function, good, bad = DRAWS[case]
-    refuses(function, torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False), good, bad)
+    check_refusals(function, torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False), good, bad)
 
 
-def test_draws_with_odd_parameters_end() -> None:
-    """Where eager mode's do: it draws binomial numbers of nan trials for ever."""
+def test_draws_with_unusual_parameters_terminate() -> None:
+    """For the parameters for which eager mode terminates: a binomial draw with nan trials does not."""
 
     def draw(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch._standard_gamma(x), torch._sample_dirichlet(x[:, None].expand(-1, 3)), torch.binomial(torch.full_like(x, 50), x)
@@ -130,13 +133,13 @@ def test_draws_with_odd_parameters_end() -> None:
         lambda x: x.masked_scatter(x.byte(), x),
     ],
 )
-def test_numbers_and_dtypes(function: Callable[..., Any]) -> None:
-    for each in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
+def test_invalid_numbers_and_dtypes_raise(function: Callable[..., Any]) -> None:
+    for call in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
         with pytest.raises(RuntimeError, match=r"expects|ZeroDivisionError|only supports|must be 1 dimension"):
-            each(torch.ones(3))
+            call(torch.ones(3))
 
 
-def test_nothing_is_written_when_refused() -> None:
+def test_no_input_is_written_if_a_check_fails() -> None:
     @torch.compile(backend="dynaxla", fullgraph=True)
     def step(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> None:
         y.mul_(2)
@@ -151,12 +154,12 @@ def test_nothing_is_written_when_refused() -> None:
     assert x.tolist() == [3, 1, 3]
 
 
-def test_nothing_to_read() -> None:
+def test_empty_indices_are_not_checked() -> None:
     check(lambda x, i: (x[:0].gather(0, i[:0]), x[:, :0][i], x[:0][:, i], i // i[:0, None]), X, torch.tensor([9]), calls=1)
 
 
-def test_nothing_to_read_from() -> None:
-    """An index into nothing is refused, whatever it is, unless a mask covers it."""
+def test_indices_into_an_empty_tensor() -> None:
+    """Each index into an empty tensor raises, unless a mask excludes the index."""
     functions: list[Callable[..., Any]] = [
         lambda x, i: x[i],
         lambda x, i: x.gather(0, i[:, None]),
@@ -164,7 +167,7 @@ def test_nothing_to_read_from() -> None:
     ]
     for function in functions:
         compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
-        refuses(function, compiled, (X[:1], T(0)), [(X[:0], T(0))])
+        check_refusals(function, compiled, (X[:1], T(0)), [(X[:0], T(0))])
     mask, unread = torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     check(
         lambda x, m, i: (torch.ops.aten._unsafe_masked_index(x, m, [i], 3.0), functional.nll_loss(x.expand(2, 0), i, ignore_index=0)),
@@ -190,9 +193,9 @@ def test_masked_indices_are_clamped() -> None:
 
 
 def count_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *args: Any) -> int:
-    asked = internals.checks(monkeypatch)
+    recorded = internals.checks(monkeypatch)
     torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False)(*args)
-    return len(asked)
+    return len(recorded)
 
 
 @pytest.mark.parametrize(
@@ -211,5 +214,5 @@ def count_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], 
         (lambda x: x[x.long()], 1),
     ],
 )
-def test_known_ranges(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], checks: int) -> None:
+def test_indices_with_a_known_range_are_not_checked(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], checks: int) -> None:
     assert count_checks(monkeypatch, function, X / 12) == checks

@@ -16,19 +16,20 @@ from dynaxla.lowering.ops.commit_if_ok import commit_if_ok, lower_commit_if_ok
 def test_commit_if_ok(conditions: list[bool]) -> None:
     new, old = jnp.arange(3.0), -jnp.arange(3.0)
 
-    def program(given: list[jax.Array]) -> jax.Array:
+    def program(conditions: list[jax.Array]) -> jax.Array:
         ctx = Context("cuda")
-        for condition in given:
+        for condition in conditions:
             ctx.require(condition, IndexError, "")
         value = lower_commit_if_ok(new, old, ctx)
-        ctx.require(jnp.array(False), IndexError, "a later one does not count")
+        ctx.require(jnp.array(False), IndexError, "a later check does not count")
         return value
 
     value = jax.jit(program)([jnp.array(condition) for condition in conditions])
     np.testing.assert_array_equal(value, new if all(conditions) else old)
 
 
-def test_torch_raises_where_it_checks_so_it_takes_the_new_value() -> None:
+def test_torch_kernel_returns_the_new_value() -> None:
+    """torch's own checks raise before this op."""
     new = torch.ones(2)
     result = commit_if_ok(new, torch.zeros(2))
     assert result.tolist() == [1, 1]

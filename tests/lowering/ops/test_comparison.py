@@ -1,4 +1,4 @@
-"""Comparisons, limits and choices: numbers of every kind beside tensors of every dtype, nan, infinities."""
+"""Comparisons, clamps and selections: tensors of every dtype with numbers of every kind, nan and infinities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
     check_each([lambda x, n=n: torch.ops.aten.eq.Scalar(x, n) for n in (0, 1, 0.5)], x)
 
 
-# torch 2.11 clamps by no number that is nan, if there is nothing below.
+# torch 2.11 ignores an upper bound of nan without a lower bound.
 NAN_ABOVE = () if IS_OLDEST else ((None, math.nan),)
 
 

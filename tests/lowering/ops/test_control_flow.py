@@ -1,4 +1,4 @@
-"""Branches and loops inside one program."""
+"""Branches and loops inside a program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_cond(x: torch.Tensor) -> None:
     check(nested, x, torch.randn(3, 4))
 
 
-def test_both_branches_of_one_program() -> None:
+def test_one_program_computes_both_branches() -> None:
     compiled = torch.compile(branch, backend="dynaxla", fullgraph=True, dynamic=True, options={"fallback": "error"})
     for x in (POSITIVE, NEGATIVE, NEGATIVE[:2], POSITIVE[:2]):
         assert_equal(compiled(x, x + 1), branch(x, x + 1))
@@ -91,8 +91,8 @@ def test_while_loop() -> None:
     check(function, torch.full((3,), 1e3), torch.tensor(100.0))
 
 
-def scanned(function: Callable[..., Any], start: torch.Tensor, x: torch.Tensor, dim: int = 0, reverse: bool = False) -> Any:
-    """torch's scan in a graph; in eager mode, where that compiles something itself, a loop."""
+def scan_or_loop(function: Callable[..., Any], start: torch.Tensor, x: torch.Tensor, dim: int = 0, reverse: bool = False) -> Any:
+    """torch's scan in a graph; a loop in eager mode, where torch's scan would compile."""
     if torch.compiler.is_compiling():
         return scan(function, start, x, dim=dim, reverse=reverse)
     carry, results = start, []
@@ -112,9 +112,9 @@ def test_scan() -> None:
         def backwards(carry, x):
             return carry + x, carry * x
 
-        results = [scanned(step, start, x), scanned(backwards, start, x, reverse=True)]
-        # torch 2.11 leaves the results along dim 0.
-        return results if IS_OLDEST else [*results, scanned(backwards, column, x, dim=1)]
+        results = [scan_or_loop(step, start, x), scan_or_loop(backwards, start, x, reverse=True)]
+        # torch 2.11 stacks the results along dim 0.
+        return results if IS_OLDEST else [*results, scan_or_loop(backwards, column, x, dim=1)]
 
     check_gradients(function, torch.randn(5, 2, 2), torch.randn(2, 2), torch.randn(2, 2), torch.randn(5, 2))
 
@@ -127,7 +127,7 @@ def test_map() -> None:
 
 
 def test_associative_scan() -> None:
-    """torch leaves it in graphs for GPUs only."""
+    """torch keeps the op only in graphs for GPUs, so the test builds the graph."""
 
     def combine(a, b, c, d):
         return a * c, b * c + d
@@ -138,14 +138,14 @@ def test_associative_scan() -> None:
     x, y = torch.rand(6, 3) + 0.5, torch.randn(6, 3)
     graph = make_fx(function, tracing_mode="fake")(x, y)
     graph.graph.output_node().args = (tuple(graph.graph.output_node().args[0]),)
-    found = CompiledGraph(CompilationUnit(AtenGraph("scan", graph), Options(fallback="error")))([x, y])
+    results = CompiledGraph(CompilationUnit(AtenGraph("scan", graph), Options(fallback="error")))([x, y])
     expected = [(x[0], y[0])]
     for row in range(1, 6):
         expected.append(combine(*expected[-1], x[row], y[row]))
-    assert_equal(found, [torch.stack(rows) for rows in zip(*expected, strict=True)])
+    assert_equal(results, [torch.stack(rows) for rows in zip(*expected, strict=True)])
 
 
-def test_regions_compiled_once() -> None:
+def test_nested_compile_region() -> None:
     @torch.compiler.nested_compile_region
     def layer(x, w):
         return torch.tanh(x @ w)
@@ -216,7 +216,7 @@ def test_kernels_inside_branches_and_loops() -> None:
         torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(POSITIVE)
 
 
-def test_sizes_that_depend_on_values_stay_with_torch() -> None:
+def test_torch_runs_branches_with_sizes_that_depend_on_values() -> None:
     def function(x):
         return torch.cond(x.sum() > 0, lambda x: x[x > 0.5].sum(), lambda x: x.sum(), (x,)) * 2
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from support.comparisons.compare import check
 from support.comparisons.gradients import check_gradients
 
-# Sums in another order: a few units in the last place of the largest terms.
+# Another order of summation changes a few units in the last place of the largest terms.
 SUMS = {torch.float16: (5e-3, 2e-2), torch.bfloat16: (4e-2, 0.1), torch.float32: (1e-4, 1e-4)}
 
 TWO_DIMENSIONAL = {
@@ -24,7 +24,7 @@ TWO_DIMENSIONAL = {
     "patches": ((6, 4, 4, 4), {"stride": 4}),
     "same": ((6, 4, 5, 3), {"padding": "same", "dilation": (1, 2)}),
     "padding wider than the kernel": ((6, 4, 1, 2), {"padding": 3}),
-    "rest unread": ((6, 4, 2, 2), {"stride": 4}),
+    "unread remainder": ((6, 4, 2, 2), {"stride": 4}),
 }
 
 
@@ -75,7 +75,7 @@ def test_one_and_three_dimensions_and_unbatched() -> None:
     check_gradients(function, *[torch.randn(shape) for shape in args], tolerance=SUMS[torch.float32])
 
 
-OWN_KERNELS = {
+DEPTHWISE_1D = {
     "plain": {},
     "causal": {"padding": 3},
     "strided": {"stride": 3, "padding": 2},
@@ -85,10 +85,10 @@ OWN_KERNELS = {
 
 
 @pytest.mark.sample(usual=1)
-@pytest.mark.parametrize("case", OWN_KERNELS)
-def test_a_kernel_for_each_channel(case: str) -> None:
-    """In one dimension, where XLA multiplies and adds; long ones in blocks."""
-    settings = {"groups": 6, **OWN_KERNELS[case]}
+@pytest.mark.parametrize("case", DEPTHWISE_1D)
+def test_depthwise_1d(case: str) -> None:
+    """XLA computes them by elementwise products and sums, in blocks if they are long."""
+    settings = {"groups": 6, **DEPTHWISE_1D[case]}
 
     def function(x, w, b):
         return F.conv1d(x, w, b, **settings), F.conv1d(x.sin(), w[..., :1], **settings), F.conv_transpose1d(x, w, b, **settings)
@@ -101,7 +101,7 @@ def test_a_kernel_for_each_channel(case: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int32], ids=str)
-def test_dtypes_of_a_kernel_for_each_channel(dtype: torch.dtype) -> None:
+def test_dtypes_of_depthwise_1d(dtype: torch.dtype) -> None:
     x, w = (torch.randint(-3, 4, shape).to(dtype) for shape in [(2, 6, 9), (6, 1, 3)])
     check(lambda x, w: F.conv1d(x * 2, w, padding=1, groups=6) + 1, x, w)
 
@@ -125,12 +125,12 @@ def test_channels_last() -> None:
         return F.conv2d(x, w, b, padding=1, stride=2).relu(), F.conv2d(x, w, b)
 
     x, w = torch.randn(2, 4, 8, 6), torch.randn(6, 4, 3, 3)
-    last = torch.channels_last
-    check_gradients(function, x.to(memory_format=last), w, torch.randn(6), tolerance=SUMS[torch.float32])
-    check_gradients(function, x, w.to(memory_format=last), torch.randn(6), tolerance=SUMS[torch.float32])
+    channels_last = torch.channels_last
+    check_gradients(function, x.to(memory_format=channels_last), w, torch.randn(6), tolerance=SUMS[torch.float32])
+    check_gradients(function, x, w.to(memory_format=channels_last), torch.randn(6), tolerance=SUMS[torch.float32])
 
 
-def test_some_gradients_only() -> None:
+def test_gradient_of_one_operand() -> None:
     w = torch.randn(6, 4, 3, 3)
     x = torch.randn(2, 4, 5, 5)
     check_gradients(lambda w, x, b: F.conv2d(x, w, b), w, constants=[x, torch.randn(6)], tolerance=SUMS[torch.float32])

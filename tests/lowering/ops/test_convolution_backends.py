@@ -1,4 +1,4 @@
-"""Convolutions by the names of their kernels."""
+"""ATen's convolution ops for particular backends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_depthwise(dims: int) -> None:
     assert_equal(run_op(op, x, weight, list(weight.shape[2:]), bias, *settings, expected=expected), expected)
 
 
-def test_without_a_batch_it_is_refused() -> None:
+def test_input_without_a_batch_raises() -> None:
     with pytest.raises(UnsupportedOp, match="batch dimension"):
         check_op(aten.slow_conv_dilated2d.default, torch.randn(3, 4, 5), torch.randn(4, 3, 2, 2), [2, 2], None)
 

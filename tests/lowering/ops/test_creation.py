@@ -1,4 +1,4 @@
-"""Tensors from nothing, copies, casts, and views as another dtype."""
+"""Factory functions, copies, casts, and views as another dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 ALL = [torch.bool, *INTEGERS, *FLOATS, torch.complex64, torch.complex128]
 
 
-def test_filled() -> None:
+def test_constant_tensors() -> None:
     def function(x: torch.Tensor) -> list[Any]:
         out = []
         for dtype in (None, *ALL):
@@ -42,7 +42,7 @@ def test_filled() -> None:
     check(function, torch.randn(4, 3).t(), calls=1)
 
 
-def test_empty_has_the_right_metadata() -> None:
+def test_metadata_of_empty_tensors() -> None:
     def function(x: torch.Tensor) -> list[Any]:
         return [
             torch.empty(2, 3),
@@ -148,7 +148,7 @@ def test_channels_last_copies() -> None:
     check(function, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
 
 
-def test_constants_of_the_user() -> None:
+def test_constants_in_the_users_code() -> None:
     table = torch.arange(6.0).reshape(2, 3)
 
     def function(x: torch.Tensor) -> Any:
@@ -182,13 +182,13 @@ def test_complex_parts(dtype: torch.dtype) -> None:
     check(function, torch.randn(4, 3, dtype=dtype).t())
 
 
-def test_real_tensors_have_themselves_as_real_part() -> None:
+def test_real_and_conj_of_real_tensors() -> None:
     check(
         lambda x: (torch.real(x) + 1, torch.conj(x) * 2, torch.conj_physical(x), x.resolve_conj() + 0, x.resolve_neg() * 1), torch.randn(3)
     )
 
 
-@pytest.mark.optimized  # jaxlib 0.11 copies bfloat16 by way of float32 where it optimizes nothing, and loses denormals
+@pytest.mark.optimized  # without optimization, jaxlib 0.11 copies bfloat16 through float32, and loses denormals
 def test_views_as_other_dtypes() -> None:
     same_size = [torch.float32, torch.int32]
     sizes = [torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float16, torch.int32, torch.float32, torch.int64, torch.float64]

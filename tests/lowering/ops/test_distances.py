@@ -17,7 +17,7 @@ def test_distances(p: float) -> None:
     check_gradients(lambda x, y: (torch.cdist(x, y, p), torch.cdist(x[0], y, p), torch.pdist(x[0], p)), x, y)
 
 
-def test_without_rows() -> None:
+def test_empty_inputs() -> None:
     check(
         lambda x: (torch.cdist(x[:0], x), torch.cdist(x[:, :0], x[:, :0]), torch.pdist(x[:1]), torch.pdist(x[:0])),
         torch.randn(3, 2),

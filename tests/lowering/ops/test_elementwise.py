@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, comparisons, logic and functions: values, rounding, special values, and above all type promotion."""
+"""Elementwise arithmetic, comparisons, logic and functions: values, rounding, special values, and type promotion."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NUMBERS = [True, 3, -2, 0.1, 2.5 + 0.5j]
 
 
 def operands() -> list[Any]:
-    """Of every dtype: with a dimension, rank-0; and Python numbers."""
+    """Tensors of every dtype, of rank 1 and 0, and Python numbers."""
     tensors = [make(dtype, *shape, low=1, high=6) for dtype in PROMOTED for shape in ((3,), ())]
     return [*tensors, *NUMBERS]
 
 
-def test_result_type_is_pytorchs() -> None:
-    """Exhaustive, on the rule alone: two and three operands of every dtype and rank."""
+def test_result_type_matches_pytorch() -> None:
+    """All combinations of three operands of every dtype and rank. Only the rule is tested."""
     values = operands()
     with jax.enable_x64(True):
         arrays = [
@@ -36,11 +36,11 @@ def test_result_type_is_pytorchs() -> None:
             for value in values
         ]
         for i, j, k in itertools.product(range(len(values)), repeat=3):
-            # torch.result_type takes only two operands; this is PyTorch's own reference for more
+            # torch.result_type takes only two operands; this is PyTorch's own rule for more
             _, expected = elementwise_dtypes(values[i], values[j], values[k], type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH)
-            if expected not in (torch.complex32, getattr(torch, "bcomplex32", None)):  # which JAX does not have
-                found = promotion.result_type((arrays[i], arrays[j], arrays[k]))
-                assert dtypes.to_torch(found) == expected, (values[i], values[j], values[k])
+            if expected not in (torch.complex32, getattr(torch, "bcomplex32", None)):  # JAX has no such dtype
+                result = promotion.result_type((arrays[i], arrays[j], arrays[k]))
+                assert dtypes.to_torch(result) == expected, (values[i], values[j], values[k])
 
 
 @pytest.mark.sample(usual=1)
@@ -50,7 +50,7 @@ def test_result_type_is_pytorchs() -> None:
     ids=lambda op: op.__name__,
 )
 def test_promotion(op: Callable[..., torch.Tensor]) -> None:
-    """Pairs of operands of every kind in one program."""
+    """One program for pairs of operands of all kinds."""
     values = operands()
     apply = (lambda x, y: torch.where(torch.tensor([True, False, True]), x, y)) if op is torch.where else op
 
@@ -58,10 +58,10 @@ def test_promotion(op: Callable[..., torch.Tensor]) -> None:
         x, y = values[i], values[j]
         if not (isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor)) or torch.result_type(x, y) == torch.complex32:
             return False
-        # PyTorch disagrees with itself: bool ** True is bool, but int64 where it is traced
+        # PyTorch is inconsistent: bool ** True is bool in eager mode, and int64 if it is traced
         return works(apply, x, y) and not (op is torch.pow and isinstance(y, bool))
 
-    # every fifth, so that the program stays small: 5 divides neither the number of operands nor that of their kinds
+    # Every fifth pair, so that the program stays small. 5 divides neither the number of operands nor the number of their kinds.
     pairs = [(i, j) for i in range(len(values)) for j in range(len(values)) if (i + j) % 5 == 0 and supported(i, j)]
     assert len(pairs) > 30
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -126,7 +126,7 @@ def test_powers(dtype: torch.dtype) -> None:
         lambda x, y: torch.pow(0, y.abs()),
     ]
     functions += [lambda x, y, n=n: torch.pow(x, n) for n in (0, 1, 2, 3, 4, 7, -1, -2, -3, 0.5, -0.5, 0.0, 1.0, 2.0, 2.5, 3.0, 1 / 3)]
-    # float16 holds few digits of the large results
+    # float16 has few digits for the large results
     check_each(functions, base, exponents, tolerance={torch.float16: (4e-3, 2e-3), torch.bfloat16: (3e-2, 2e-2)}.get(dtype))
 
 
@@ -141,7 +141,7 @@ def test_powers_of_special_values() -> None:
 @pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS + COMPLEX, ids=str)
-def test_functions_of_calculus(dtype: torch.dtype) -> None:
+def test_mathematical_functions(dtype: torch.dtype) -> None:
     names = [
         "sqrt rsqrt reciprocal exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh",
         "erf erfc sigmoid sinc square neg abs sgn sign floor ceil trunc round frac angle isnan isinf isfinite signbit positive deg2rad",
@@ -150,15 +150,15 @@ def test_functions_of_calculus(dtype: torch.dtype) -> None:
     functions = [getattr(torch, name) for name in " ".join(names).split()]
     functions += [lambda x: torch.round(x, decimals=1), lambda x: torch.round(x, decimals=-1), lambda x: torch.logit(x, 0.1)]
     operands = [make(dtype, 50), make(dtype, 50, low=-0.99, high=0.99)]
-    # The imaginary parts of complex functions at the cuts and overflows differ between libraries.
-    # Some builds of torch (2.11 and 2.15 for CUDA) have nan for sinc(inf), others the limit, 0.
+    # No special values for complex dtypes: at branch cuts and overflows, imaginary parts differ between libraries.
+    # sinc(inf) is nan in some builds of torch (2.11 and 2.15 for CUDA), and the limit, 0, in others.
     has_limit = torch.sinc(torch.tensor(torch.inf)) == 0
-    whole = [function for function in functions if has_limit or function is not torch.sinc]
-    check_each(whole, torch.cat(operands if dtype.is_complex else [specials(dtype), *operands]))
+    tested = [function for function in functions if has_limit or function is not torch.sinc]
+    check_each(tested, torch.cat(operands if dtype.is_complex else [specials(dtype), *operands]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS], ids=str)
-def test_functions_of_integers_give_floats(dtype: torch.dtype) -> None:
+def test_functions_of_integers_return_floats(dtype: torch.dtype) -> None:
     names = "sqrt rsqrt reciprocal exp exp2 log log2 log10 sin atan tanh erf sigmoid sinc abs sgn sign floor ceil trunc round angle neg"
     functions = [getattr(torch, name) for name in f"{names} isnan isinf isfinite signbit isposinf square".split()]
     functions += [lambda x: torch.atan2(x, x), lambda x: torch.nan_to_num(x), lambda x: torch.copysign(x, -1), lambda x: torch.hypot(x, x)]
@@ -174,8 +174,8 @@ def test_integers_use_the_default_dtype() -> None:
 
 
 @pytest.mark.optimized
-def test_whole_logarithms_and_powers() -> None:
-    """floor() of these must not fall below."""
+def test_integral_logarithms_and_powers_are_exact() -> None:
+    """floor() of the results must not be one too low."""
     exponents = torch.arange(-37.0, 38.0)
     check(
         lambda k, two, ten: (torch.exp2(k), torch.log2(two), torch.log10(ten), torch.log2(two.double())),
@@ -271,7 +271,7 @@ def test_bits_and_integers(dtype: torch.dtype) -> None:
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_ldexp_by_integers(dtype: torch.dtype) -> None:
-    """Exact where a power of 2 by itself would overflow."""
+    """Exact also if the power of 2 alone would overflow."""
     x = torch.tensor([2.0**-14, -3.0, 1.5, float("inf"), float("nan"), 0.0, 2.0**13, 1.0], dtype=dtype)
     exponent = torch.tensor([28, -12, 15, -3, 5, 300, -27, 2**32 + 3])
     check(lambda x, y: [torch.ldexp(x, y), torch.ldexp(x, y[0]), torch.ldexp(x, y[:1].int())], x, exponent)
@@ -317,15 +317,15 @@ SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "minus a negative zero": lambda x: x - -0.0,
     "plus a negative zero": lambda x: x + -0.0,
     "minus zero": lambda x: x - 0.0,
-    "from zero": lambda x: 0 - x,
-    "of a negative": lambda x: -x + 0,
-    "negated": lambda x: -(x + 0.0),
+    "subtracted from zero": lambda x: 0 - x,
+    "negative plus zero": lambda x: -x + 0,
+    "negated sum": lambda x: -(x + 0.0),
     "in place": lambda x: x.clone().add_(0.0),
     "plus infinitely many zeros": lambda x: torch.add(x, torch.zeros(4, dtype=x.dtype), alpha=torch.inf),
     "plus zeros": lambda x: x + torch.zeros(4, dtype=x.dtype),
     "plus a row of zeros": lambda x: torch.zeros_like(x)[None].expand(2, 4) + x,
     "plus a constant": lambda x: x + torch.tensor(0.0),
-    "its inverse": lambda x: 1 / (x + 0.0),
+    "reciprocal of a sum": lambda x: 1 / (x + 0.0),
     "foreach": lambda x: torch._foreach_add([x], 0.0)[0],
     "complex": lambda x: torch.view_as_real(torch.complex(x.float(), x.float()) + 0),
     "sign": torch.sign,
@@ -341,7 +341,7 @@ SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-# Bounds of half types are XLA's maxima and minima, for which 0.0 is larger than -0.0: selections would be rounded once more.
+# Not for half types: their bounds are XLA's maxima and minima, for which 0.0 is larger than -0.0. Selections would round once more.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_signs_of_zero(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, -0.0, 0.25, torch.nan], dtype=dtype)
@@ -356,8 +356,8 @@ def test_signs_of_zero(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
-def test_a_number_beside_half_types_is_rounded(half: torch.dtype) -> None:
-    """To the half type, on either side, but as the second operand of a product or a quotient: 0.1 of bfloat16 less 0.1 of float32 is 0."""
+def test_scalars_round_to_the_half_type(half: torch.dtype) -> None:
+    """A scalar rounds to the half type, except as the second operand of a product or a quotient: bfloat16 0.1 - float32 0.1 is 0."""
 
     def function(x: torch.Tensor, t: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
         results = [x + whole, whole * x, x / whole]
@@ -375,7 +375,7 @@ def test_a_number_beside_half_types_is_rounded(half: torch.dtype) -> None:
         assert actual.equal(expected), index
 
 
-# By name: ops in succession whose roundings XLA would leave out.
+# Chains of ops whose intermediate rounding XLA would leave out.
 CHAINS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sums": lambda x: ((x + 1e8) - 1e8, (x + 0.1) + 0.2, 0.3 - (x + 0.1), (x - 12582912.0) + 12582912.0),
     "products": lambda x: (x * 0.1 * 10, 10 * (x * 0.1)),

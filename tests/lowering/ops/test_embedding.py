@@ -1,4 +1,4 @@
-"""Tables of embeddings, and bags of them."""
+"""Embedding tables and embedding bags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_embedding_with_limited_norm() -> None:
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_embedding_bag(mode: str) -> None:
-    tokens, starts = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
+    tokens, offsets = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
     check_gradients(
         lambda w, t, s: (
             F.embedding_bag(t, w, s, mode=mode),
@@ -34,25 +34,25 @@ def test_embedding_bag(mode: str) -> None:
             F.embedding_bag(t.view(3, 3), w, mode=mode),
         ),
         torch.randn(7, 4),
-        constants=[tokens, starts],
+        constants=[tokens, offsets],
     )
 
 
 def test_embedding_bag_with_weights() -> None:
-    tokens, starts = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
+    tokens, offsets = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
     check_gradients(
         lambda w, p, t, s: [F.embedding_bag(t, w, s, mode="sum", per_sample_weights=p, padding_idx=pad) for pad in (None, 1)],
         torch.randn(7, 4),
         torch.rand(9),
-        constants=[tokens, starts],
+        constants=[tokens, offsets],
     )
 
 
 def test_embedding_bag_scales_by_frequency() -> None:
-    """As `embedding` does. Eager mode on CPU divides by other rows' counts here (torch 2.13), so it is no reference."""
+    """As in `embedding`. Eager mode on the CPU divides by the counts of other rows (torch 2.13), so it is no reference."""
     weight = torch.zeros(6, 1, requires_grad=True)
-    tokens, starts = torch.tensor([0, 1, 1, 2, 5, 5, 5]), torch.tensor([0, 3])
-    function = torch.compile(lambda w: F.embedding_bag(tokens, w, starts, mode="sum", scale_grad_by_freq=True), backend="dynaxla")
+    tokens, offsets = torch.tensor([0, 1, 1, 2, 5, 5, 5]), torch.tensor([0, 3])
+    function = torch.compile(lambda w: F.embedding_bag(tokens, w, offsets, mode="sum", scale_grad_by_freq=True), backend="dynaxla")
     function(weight).sum().backward()
     assert weight.grad is not None
     assert weight.grad.flatten().tolist() == [1, 1, 1, 0, 0, 1]

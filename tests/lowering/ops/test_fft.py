@@ -1,4 +1,4 @@
-"""Fourier transforms: every normalization, lengths that pad and cut, many dimensions, and their gradients."""
+"""Fourier transforms and their gradients: every normalization, lengths that pad or truncate, several dimensions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_dimensions(dims: tuple[int, ...] | None) -> None:
     check(transforms, real(2, 3, 4, 3, 2), complex_(2, 3, 4, 3, 2).transpose(1, 3))
 
 
-def test_ops_themselves() -> None:
+def test_ops_without_decomposition() -> None:
     z = complex_(3, 4)
     check_op(aten._fft_c2c.default, z, [], 2, True)
     check_op(aten._fft_c2c.default, z.conj(), [1], 0, False)
@@ -81,8 +81,8 @@ def test_ops_themselves() -> None:
     check_op(aten._fft_r2c.default, real(3, 1), [1, 0], 1, False)
 
 
-def test_batches_of_nothing() -> None:
-    """Eager refuses them where MKL does its transforms."""
+def test_empty_batches() -> None:
+    """Eager mode refuses them if it uses MKL."""
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: (torch.fft.fft(x), torch.fft.rfft(x), torch.fft.irfft(x)), backend="dynaxla", fullgraph=True)
     outs = compiled(real(0, 4))
@@ -90,7 +90,7 @@ def test_batches_of_nothing() -> None:
     assert [out.dtype for out in outs] == [torch.complex128, torch.complex128, torch.float64]
 
 
-def test_not_finite() -> None:
+def test_nan_spreads() -> None:
     x = real(2, 4)
     x[0, 1] = float("nan")
     check(lambda x: torch.fft.fft(x).isnan(), x)
@@ -99,11 +99,11 @@ def test_not_finite() -> None:
 def test_spectrograms() -> None:
     window = torch.hann_window(16, dtype=torch.float64)
 
-    def there_and_back(x: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def stft_and_istft(x: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         spectrum = torch.stft(x, 16, window=window, return_complex=True)
         return spectrum, torch.istft(spectrum, 16, window=window)
 
-    check(there_and_back, real(2, 64), window)
+    check(stft_and_istft, real(2, 64), window)
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho"])

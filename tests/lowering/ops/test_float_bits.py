@@ -1,4 +1,7 @@
-"""Bits of floats: values as NumPy and JAX have them, and no float64 as signed integers, which XLA's compiler for TPUs refuses."""
+"""Functions of the bits of floats: values equal to NumPy's and JAX's, and no float64 read as a signed integer.
+
+XLA's compiler for TPUs refuses float64 as a signed integer.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _POSITIVE = [0.0, 5e-324, 3e-310, 2.0**-1022, 1.0, 1.5, 2.0 - 2**-52, 2.0, 1e300
 VALUES = np.array([*_POSITIVE, *(-value for value in _POSITIVE)])
 
 
-def _equal(found: Any, wanted: Any) -> None:
+def _equal(actual: Any, expected: Any) -> None:
     """Equal bits, except for those of nans."""
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    assert found.dtype == wanted.dtype
-    assert np.array_equal(np.isnan(found), np.isnan(wanted))
-    assert np.array_equal(np.where(np.isnan(found), 0, found), np.where(np.isnan(wanted), 0, wanted))
-    assert np.array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(wanted)[~np.isnan(wanted)])
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype
+    assert np.array_equal(np.isnan(actual), np.isnan(expected))
+    assert np.array_equal(np.where(np.isnan(actual), 0, actual), np.where(np.isnan(expected), 0, expected))
+    assert np.array_equal(np.signbit(actual)[~np.isnan(actual)], np.signbit(expected)[~np.isnan(expected)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -34,9 +37,9 @@ def test_values(dtype: str) -> None:
     with jax.enable_x64(True), np.errstate(all="ignore"):
         x = np.array([*map(np.dtype(dtype).type, VALUES)])
         mantissa, exponent = jax.jit(float_bits.frexp)(x)
-        wanted = jax.jit(jnp.frexp)(x)
-        _equal(mantissa, wanted[0])
-        assert exponent.tolist() == wanted[1].tolist()
+        expected = jax.jit(jnp.frexp)(x)
+        _equal(mantissa, expected[0])
+        assert exponent.tolist() == expected[1].tolist()
         left, right = (grid.ravel() for grid in np.meshgrid(x, x))
         _equal(jax.jit(float_bits.nextafter)(left, right), np.nextafter(left, right))
         _equal(jax.jit(float_bits.copysign)(left, right), np.copysign(left, right))

@@ -1,4 +1,4 @@
-"""Ops on lists of tensors, and the optimizers made of them."""
+"""Ops on lists of tensors, and optimizers that use them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_compiled_optimizers_step_as_eager_ones(name: str, foreach: bool) -> None:
+def test_compiled_optimizer_steps_match_eager_mode(name: str, foreach: bool) -> None:
     mine = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     theirs = copy.deepcopy(mine)
     my_optimizer, their_optimizer = (OPTIMIZERS[name](net.parameters(), foreach=foreach) for net in (mine, theirs))

@@ -1,4 +1,4 @@
-"""Fractional max pooling with given random samples."""
+"""Fractional max pooling with explicit random samples."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_two_and_three_dimensions(dtype: torch.dtype) -> None:
     )
 
 
-def test_more_samples_than_are_used() -> None:
-    """As torch's own function makes them for a volume without a batch."""
+def test_unused_samples() -> None:
+    """torch's own function makes such samples for an input without a batch."""
     check(
         lambda x, s: functional.fractional_max_pool3d(x, 2, (2, 3, 2), return_indices=True, _random_samples=s),
         torch.randn(4, 5, 6, 5),
@@ -37,7 +37,7 @@ def test_more_samples_than_are_used() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types(dtype: torch.dtype) -> None:
-    """The windows' places come from arithmetic in the half type."""
+    """The positions of the windows are computed in the half type."""
     check(
         lambda x, samples: functional.fractional_max_pool2d(x, 2, (29, 31), return_indices=True, _random_samples=samples),
         torch.randn(1, 4, 60, 64).to(dtype),
@@ -46,7 +46,7 @@ def test_half_types(dtype: torch.dtype) -> None:
     )
 
 
-def test_not_a_number() -> None:
+def test_nan_and_infinity() -> None:
     x = torch.randint(0, 3, (1, 1, 6, 6)).float()
     x[0, 0, 1, 1] = x[0, 0, 2, 1] = math.nan
     x[0, 0, 4:, 4:] = -math.inf

@@ -1,4 +1,4 @@
-"""Fused kernels, GLU's derivatives in forward mode, weight normalization's gradient."""
+"""Fused kernels, forward-mode derivatives of GLU, and the gradient of weight normalization."""
 
 from __future__ import annotations
 

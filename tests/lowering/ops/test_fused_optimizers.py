@@ -1,4 +1,4 @@
-"""The ops for optimizers' fused steps: their lowerings against torch's own kernels, which compute them in eager mode."""
+"""Ops for the fused steps of optimizers, compared with torch's kernels."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines the ops)
+import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (defines the ops)
 from support.comparisons.single_op import check_op
 
 
-def as_numbers(settings: dict[str, Any], names: list[str]) -> list[torch.Tensor]:
-    """Takes settings out, and returns them as the op gets them: as tensors, with a number of no meaning in their places."""
+def take_tensor_settings(settings: dict[str, Any], names: list[str]) -> list[torch.Tensor]:
+    """Returns the settings of these names as tensors. Sets their values in `settings` to a number, which the op ignores."""
     numbers = [torch.tensor(settings[name], dtype=torch.float64) for name in names]
     settings |= dict.fromkeys(names, 1.0)
     return numbers
@@ -33,7 +33,7 @@ def test_adam(decoupled: bool, amsgrad: bool, scaled: bool) -> None:
     for rate, names in ((0.0, ["lr"]), (0.01, ["lr"]), (0.01, ["beta1", "weight_decay", "lr", "beta2"]), (0.01, [])):
         lists = params, grads, means, squares, largest, steps
         chosen = settings | {"lr": rate}
-        numbers = as_numbers(chosen, names)
+        numbers = take_tensor_settings(chosen, names)
         check_op(torch.ops.dynaxla.fused_adam.default, *lists, numbers, *scale, names=names, **chosen, decoupled=decoupled)
 
 
@@ -55,5 +55,5 @@ def test_sgd(first: bool, momentum: float, scaled: bool) -> None:
     }
     for names in (["lr"], ["weight_decay", "dampening", *(["momentum"] if momentum else [])]):
         chosen = dict(settings)
-        numbers = as_numbers(chosen, names)
+        numbers = take_tensor_settings(chosen, names)
         check_op(torch.ops.dynaxla.fused_sgd.default, *lists, numbers, *scale, names=names, **chosen, is_first_step=first)

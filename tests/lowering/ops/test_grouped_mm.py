@@ -1,4 +1,4 @@
-"""Products of groups."""
+"""Grouped matrix products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ends(*values: int) -> torch.Tensor:
 
 
 def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).bfloat16()  # the only dtype that torch's shape propagation lets pass
+    return torch.randn(shape).bfloat16()  # the only dtype that torch's shape propagation accepts
 
 
 def test_groups() -> None:
@@ -31,7 +31,7 @@ def test_groups() -> None:
     check_op(op, random(8, 72), random(72, 16), ends(8, 8, 48, 72))
 
 
-def test_a_nan_stays_in_its_group() -> None:
+def test_nan_stays_in_its_group() -> None:
     x, weights = random(24, 16), random(3, 16, 8)
     x[7], weights[2] = float("nan"), float("inf")
     check_op(aten._grouped_mm.default, x, weights, ends(8, 16, 24))

@@ -1,4 +1,4 @@
-"""Convolutions of half types on CUDA: cuDNN is asked for half types, since asked for float32 XLA would have it multiply float32."""
+"""Convolutions of half types on CUDA have half-type results: for a float32 result, XLA would make cuDNN multiply in float32."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HALVES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def program(case: str, dtype: torch.dtype, platform: str) -> tuple[Function, list[torch.Tensor]]:
-    """The program for a platform, which need not be here, and operands for it."""
+    """Returns the program for a platform, which this machine need not have, and operands."""
     function, shapes = CASES[case]
     torch.manual_seed(0)
     tensors = [torch.randn(shape).to(dtype) for shape in shapes]
@@ -61,7 +61,7 @@ def program(case: str, dtype: torch.dtype, platform: str) -> tuple[Function, lis
 
 
 def convolutions(case: str, dtype: torch.dtype, platform: str) -> list[list[str]]:
-    """The dtypes of each convolution's operands and result, as they are lowered."""
+    """The dtypes of the operands and the result of each lowered convolution."""
     function, tensors = program(case, dtype, platform)
     arrays = [jax.ShapeDtypeStruct(tuple(tensor.shape), dtypes.to_jax(dtype)) for tensor in tensors]
     with jax.enable_x64(True):
@@ -73,14 +73,14 @@ def convolutions(case: str, dtype: torch.dtype, platform: str) -> list[list[str]
 @pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("case", CASES)
 def test_operands_and_result_have_one_dtype(case: str, name: str) -> None:
-    found = convolutions(case, HALVES[name], "cuda")
-    assert len(found) == (2 if "gradients" in case else 1)
-    assert all(types == [name] * 3 for types in found)
+    types_of_convolutions = convolutions(case, HALVES[name], "cuda")
+    assert len(types_of_convolutions) == (2 if "gradients" in case else 1)
+    assert all(types == [name] * 3 for types in types_of_convolutions)
 
 
 @pytest.mark.parametrize("case", ["two dimensions", "gradients", "time first"])
-def test_elsewhere_the_result_is_float32(case: str) -> None:
-    """Other compilers may add in the dtype that they are asked for."""
+def test_result_is_float32_on_other_platforms(case: str) -> None:
+    """Other compilers may add in the dtype of the result."""
     assert all(types == ["bf16", "bf16", "f32"] for types in convolutions(case, torch.bfloat16, "tpu"))
     for platform in ("cuda", "tpu"):
         assert all(types == ["f32"] * 3 for types in convolutions(case, torch.float32, platform))
@@ -89,7 +89,7 @@ def test_elsewhere_the_result_is_float32(case: str) -> None:
 @pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("case", CASES)
 def test_values(case: str) -> None:
-    """A sum is rounded once, and once more with its bias, as in eager mode on CUDA."""
+    """The sum is rounded, and rounded again after the bias is added, as in eager mode on CUDA."""
     function, tensors = program(case, torch.bfloat16, "cuda")
     arrays = [np.asarray(tensor.float()).astype(dtypes.to_jax(tensor.dtype)) for tensor in tensors]
     with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""Histograms: even and given edges, elements on an edge, outside, nan; weights, density, several dimensions; histc."""
+"""Histograms: uniform and explicit edges, elements on an edge, out of range and nan, weights, density, several dimensions, and histc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from support.comparisons.compare import check
 
-ODD = torch.tensor([0.0, 1.0, 1.5, 2.0, 4.0, 3.999, -0.5, 4.5, math.nan, math.inf, -math.inf, 2.0])
+SPECIAL = torch.tensor([0.0, 1.0, 1.5, 2.0, 4.0, 3.999, -0.5, 4.5, math.nan, math.inf, -math.inf, 2.0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -19,13 +19,13 @@ def test_histogram(dtype: torch.dtype) -> None:
     edges = torch.tensor([-1.0, 0.0, 0.1, 1.5, 4.0], dtype=dtype)
     x = torch.randn(6, 50).to(dtype).mT
     check(
-        lambda odd, x, weight, edges: (
-            (torch.histogram(odd, 4, range=(0.0, 4.0)), torch.histogram(odd, edges), torch.histogram(odd, 3, range=(2.0, 2.0))),
+        lambda special, x, weight, edges: (
+            (torch.histogram(special, 4, range=(0.0, 4.0)), torch.histogram(special, edges), torch.histogram(special, 3, range=(2.0, 2.0))),
             (torch.histogram(x, 7), torch.histogram(x, 1), torch.histogram(x, 5, density=True), torch.histogram(x[1, 1], 3)),
             (torch.histogram(x, 6, weight=weight), torch.histogram(x, edges, weight=weight, density=True), torch.histogram(x[:0], 3)),
-            (x.histc(9), odd.histc(4, 0, 4), x[:0].histc(4), x[0, :1].histc(4)),
+            (x.histc(9), special.histc(4, 0, 4), x[:0].histc(4), x[0, :1].histc(4)),
         ),
-        ODD.to(dtype),
+        SPECIAL.to(dtype),
         x,
         torch.rand(50, 6, dtype=dtype),
         edges,
@@ -34,8 +34,8 @@ def test_histogram(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "bins"), [(0, 49, 7), (-3, 7, 30), (0, 100, 49), (0.1, 0.7, 6)])
-def test_numbers_on_the_edges_of_bins(low: float, high: float, bins: int) -> None:
-    """A division by the width that is rounded in another way would put some into the bin before."""
+def test_elements_on_the_edges_of_bins(low: float, high: float, bins: int) -> None:
+    """A division by the width with other rounding would put some elements into the bin before."""
     edges = torch.linspace(low, high, bins + 1)[1:]
     check(lambda x: x.histc(bins, low, high), torch.cat([edges, torch.nextafter(edges, -edges), torch.nextafter(edges, 2 * edges)]))
 
@@ -57,7 +57,7 @@ def test_several_dimensions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types(dtype: torch.dtype) -> None:
-    """A division rounded to the half type decides in which bin an element falls."""
+    """The bin of an element follows from a division that is rounded to the half type."""
     check(lambda x: (x.histc(50, -2, 2), x.histc(7)), torch.randn(200).to(dtype), calls=1)
 
 
@@ -69,7 +69,7 @@ def test_half_types(dtype: torch.dtype) -> None:
         (lambda x: torch.histogram(x, 3), torch.tensor([1.0, -math.inf])),
     ],
 )
-def test_refused_ranges(function: Callable[..., Any], x: torch.Tensor) -> None:
+def test_ranges_that_are_not_finite_raise(function: Callable[..., Any], x: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match=r"torch\.hist"):
         function(x)
     with pytest.raises(RuntimeError, match=r"torch\.hist"):

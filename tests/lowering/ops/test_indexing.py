@@ -1,4 +1,4 @@
-"""Reading by index, and indices that are made."""
+"""Reads by index, and ops that return indices."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_reads_of_other_dtypes() -> None:
         check(lambda x, i, j: (x[i, :, j], x.gather(1, (i % 3)[None, :, None]), x.tril(), x.take(i)), x.transpose(0, 2), ROW, ROWS, calls=1)
 
 
-def test_indices_without_elements() -> None:
+def test_empty_indices() -> None:
     check(lambda x, i: (x[i], x[:, i], x[:0, i], x.index_select(0, i), x[0].gather(0, i[None])), torch.randn(3, 4), ROW[:0].long(), calls=1)
 
 
-def test_made_indices() -> None:
+def test_ops_that_return_indices() -> None:
     check(
         lambda x: (
             torch.tril_indices(3, 4, -1),

@@ -1,4 +1,4 @@
-"""Ragged rows and padded tensors."""
+"""Conversions between jagged and padded tensors."""
 
 from __future__ import annotations
 

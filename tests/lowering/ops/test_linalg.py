@@ -1,4 +1,4 @@
-"""What linear algebra refuses at run time (linalg_check_errors and others), and the matrix exponential."""
+"""Errors of linear algebra at run time (linalg_check_errors and others), and the matrix exponential."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SINGULAR = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
 INDEFINITE = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
 NOT_A_NUMBER = torch.tensor([[2.0, 0.0], [float("nan"), 3.0]])
 
-REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor, type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[..., Any], torch.Tensor, type[Exception], str]] = {
     "cholesky": (torch.linalg.cholesky, INDEFINITE, LinAlgError, "linalg.cholesky: .*not positive-definite"),
     "cholesky of a batch": (torch.linalg.cholesky, torch.stack([torch.eye(2), INDEFINITE]), LinAlgError, "not positive-definite"),
     "cholesky_ex": (
@@ -40,9 +40,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor, type[Exception], str]
 
 
 @pytest.mark.sample(usual=5)
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_as_in_eager_mode(name: str) -> None:
-    function, matrix, error, message = REFUSED[name]
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_match_eager_mode(name: str) -> None:
+    function, matrix, error, message = ERRORS[name]
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
     for call in (function, compiled):
         with pytest.raises(error, match=message):
@@ -50,7 +50,7 @@ def test_refused_as_in_eager_mode(name: str) -> None:
     assert_equal(compiled(torch.eye(2).expand_as(matrix)), function(torch.eye(2).expand_as(matrix)))
 
 
-def test_nothing_is_written_when_refused() -> None:
+def test_no_input_is_written_after_an_error() -> None:
     def invert_and_clear(x: torch.Tensor) -> torch.Tensor:
         inverse = torch.linalg.inv(x)
         x.zero_()
@@ -71,7 +71,7 @@ def test_matrix_exp(dtype: torch.dtype) -> None:
     check(torch.linalg.matrix_exp, x[3].mT, tolerance=None if dtype == torch.float64 else (1e-4, 1e-4))
 
 
-def test_matrix_exp_at_the_edges() -> None:
+def test_matrix_exp_of_special_matrices() -> None:
     check(torch.linalg.matrix_exp, torch.randn(3, 1, 1))
     check(torch.linalg.matrix_exp, torch.randn(2, 0, 0))
     check(torch.linalg.matrix_exp, torch.stack([NOT_A_NUMBER, INDEFINITE, torch.eye(2) * -300]))

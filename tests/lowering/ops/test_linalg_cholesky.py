@@ -1,4 +1,4 @@
-"""Cholesky's factorization and triangular equations: both triangles, what is not read, and matrices that have no factor."""
+"""Cholesky factorization and triangular systems: both triangles, and matrices that have no factor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_factors(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (1, 1)])
-def test_no_elements_and_one(shape: tuple[int, ...]) -> None:
+def test_empty_and_1x1_matrices(shape: tuple[int, ...]) -> None:
     check(factors, positive(*shape))
 
 
@@ -37,10 +37,10 @@ def test_the_other_triangle_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_info_is_the_minor_that_fails(dtype: torch.dtype) -> None:
+def test_info_is_the_minor_that_is_not_positive(dtype: torch.dtype) -> None:
     batch = positive(5, 4, 4, dtype=dtype)
-    for place in range(4):
-        batch[place, place, place] = -1 if place % 2 else float("nan")
+    for index in range(4):
+        batch[index, index, index] = -1 if index % 2 else float("nan")
     check(lambda x: (torch.linalg.cholesky_ex(x), torch.linalg.cholesky_ex(x, upper=True)), batch, calls=1)
 
 
@@ -58,7 +58,7 @@ def test_solutions(upper: bool) -> None:
         return results
 
     a = torch.randn(3, 3, dtype=dtype)
-    a.diagonal().copy_(torch.tensor([2.0, 3.0, 4.0]))  # real, as a Cholesky factor's is
+    a.diagonal().copy_(torch.tensor([2.0, 3.0, 4.0]))  # real, as the diagonal of a Cholesky factor
     check(solutions, a, torch.randn(2, 3, 2, dtype=dtype), torch.randn(2, 1, 2, 3, dtype=dtype), calls=1)
     check(solutions, a.expand(2, 3, 3).mT, torch.randn(3, 2, dtype=dtype), torch.randn(3, dtype=dtype).expand(4, 3), calls=1)
     check(solutions, a[:0, :0], torch.randn(0, 2, dtype=dtype), torch.randn(2, 0, dtype=dtype), calls=1)

@@ -1,4 +1,4 @@
-"""Eigenvalues, singular values and pseudoinverses. Vectors are compared by what all right ones agree on."""
+"""Eigenvalues, singular values and pseudoinverses. Vectors are compared by properties that do not depend on signs and bases."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ def eigen(x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_eigenvalues_of_hermitian_matrices(dtype: torch.dtype) -> None:
-    other = torch.randn(3, 3, dtype=dtype).mT  # not hermitian: each triangle is a matrix of its own
+    other = torch.randn(3, 3, dtype=dtype).mT  # not hermitian: each triangle stands for another matrix
     check(lambda x, y: eigen(x) + eigen(y), hermitian(2, 1, 4, 4, dtype=dtype), other, calls=1)
 
 
-# What is too small for a call of torch's kernel, and what is not.
+# The first size is too small for a call of torch's kernel.
 @pytest.mark.parametrize("size", [8, 64])
 @pytest.mark.parametrize("triangle", ["L", "U"])
-def test_eigenvalues_alone(size: int, triangle: str) -> None:
+def test_eigenvalues_without_vectors(size: int, triangle: str) -> None:
     x = torch.randn(3, size, size)
-    found = torch.compile(lambda x: torch.linalg.eigh(x * 2, triangle)[0] + 1, backend="dynaxla")
-    assert_equal(found(x), torch.linalg.eigvalsh(x * 2, triangle) + 1, tolerance=(1e-4, 1e-4))
+    compiled = torch.compile(lambda x: torch.linalg.eigh(x * 2, triangle)[0] + 1, backend="dynaxla")
+    assert_equal(compiled(x), torch.linalg.eigvalsh(x * 2, triangle) + 1, tolerance=(1e-4, 1e-4))
     x[1, -1, 0] = x[1, 0, -1] = float("nan")
     with pytest.raises(torch.linalg.LinAlgError, match=r"linalg\.eigh"):
-        found(x)
+        compiled(x)
 
 
 VALUES = {"eigvals": (torch.linalg.eigvals, "lapack_sgeev_ffi"), "svdvals": (torch.linalg.svdvals, "lapack_sgesdd_ffi")}
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_vectors_that_nobody_wants_are_not_computed(name: str, tmp_path: Path) -> None:
+def test_unused_vectors_are_not_computed(name: str, tmp_path: Path) -> None:
     function, call = VALUES[name]
     x = torch.randn(40, 40)
-    found = torch.compile(lambda x: function(x * 2).abs().sort().values, backend="dynaxla", options={"dump": tmp_path})(x)
-    assert_equal(found, function(x * 2).abs().sort().values, tolerance=(1e-3, 1e-3))
+    values = torch.compile(lambda x: function(x * 2).abs().sort().values, backend="dynaxla", options={"dump": tmp_path})(x)
+    assert_equal(values, function(x * 2).abs().sort().values, tolerance=(1e-3, 1e-3))
     (program,) = tmp_path.glob("*.stablehlo.mlir")
     (line,) = [line for line in program.read_text().splitlines() if call in line]
     modes = re.findall(r"(?:mode|compute_left|compute_right) = (\d+) : ui8", line)
@@ -82,17 +82,17 @@ def test_singular_values(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 0), (0, 3, 3), (1, 1)])
-def test_no_elements_and_one(shape: tuple[int, ...]) -> None:
+def test_empty_and_1x1_matrices(shape: tuple[int, ...]) -> None:
     check(lambda x: eigen(x) + singular(x) + [torch.linalg.pinv(x), torch.linalg.eigvals(x)], torch.randn(shape))
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 3, 2)])
-def test_no_elements_and_not_square(shape: tuple[int, ...]) -> None:
+def test_empty_matrices_that_are_not_square(shape: tuple[int, ...]) -> None:
     check(lambda x: [*torch.linalg.svd(x), *torch.linalg.svd(x, full_matrices=False), torch.linalg.pinv(x)], torch.randn(shape))
 
 
-def test_not_finite() -> None:
-    """Some LAPACKs iterate without end on infinities."""
+def test_infinities_and_nans() -> None:
+    """Some LAPACK libraries do not terminate for infinities."""
     infinite = torch.randn(2, 4, 4)
     infinite[1, 2, 1] = infinite[1, 1, 1] = float("inf")
     compiled = torch.compile(lambda x: [*torch.linalg.svd(x), *torch.linalg.eigh(x)], backend="dynaxla", fullgraph=True)
@@ -107,7 +107,7 @@ def test_not_finite() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_eigenvalues(dtype: torch.dtype) -> None:
-    """Of linalg_eig: in whatever order."""
+    """Eigenvalues of linalg_eig have no fixed order."""
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         values, vectors = torch.linalg.eig(x)
@@ -118,7 +118,7 @@ def test_eigenvalues(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pseudoinverses(dtype: torch.dtype) -> None:
-    flat = torch.randn(4, 2, dtype=dtype) @ torch.randn(2, 3, dtype=dtype)
+    rank_deficient = torch.randn(4, 2, dtype=dtype) @ torch.randn(2, 3, dtype=dtype)
     tolerances = torch.tensor([0.0, 2.0])
 
     def pseudoinverses(x: torch.Tensor, tolerances: torch.Tensor) -> list[torch.Tensor]:
@@ -133,7 +133,7 @@ def test_pseudoinverses(dtype: torch.dtype) -> None:
             torch.linalg.pinv(square, atol=tolerances, hermitian=True),
         ]
 
-    check(pseudoinverses, flat, tolerances, tolerance=(1e-4, 1e-4) if dtype == torch.float32 else None)
+    check(pseudoinverses, rank_deficient, tolerances, tolerance=(1e-4, 1e-4) if dtype == torch.float32 else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -141,7 +141,7 @@ def test_gradients(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         values, vectors = torch.linalg.eigh(x.mH @ x)
         results = [values, vectors.abs(), torch.linalg.svdvals(x), torch.linalg.pinv(x), torch.linalg.matrix_norm(x, "nuc")]
-        if dtype == torch.float64:  # PyTorch's formula for complex vectors looks at the gradient's values, which no graph can hold
+        if dtype == torch.float64:  # PyTorch's formula for complex vectors inspects the gradient's values, so it cannot be traced
             u, s, vh = torch.linalg.svd(x, full_matrices=False)
             results.append((u * s.exp().unsqueeze(-2)) @ vh)
         return results

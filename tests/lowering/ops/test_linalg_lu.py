@@ -1,4 +1,4 @@
-"""LU with its permutation, and what is computed by it: solutions from both sides, inverses, determinants."""
+"""LU factorization with its permutation, and solutions, inverses and determinants that use it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_factors(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 0), (0, 3, 3), (3, 0), (0, 3), (1, 1)])
-def test_no_elements_and_one(shape: tuple[int, ...]) -> None:
+def test_empty_and_1x1_matrices(shape: tuple[int, ...]) -> None:
     check(factors, torch.randn(shape))
 
 
-def test_info_is_the_first_zero() -> None:
+def test_info_is_the_first_zero_pivot() -> None:
     singular = torch.tensor([[[1.0, 2, 3], [2, 4, 6], [1, 1, 1]], [[0.0, 0, 1], [0, 1, 2], [0, 0, 3]], torch.eye(3).tolist()])
     check(factors, singular)
     check(lambda x: (torch.linalg.inv_ex(x)[1], torch.linalg.solve_ex(x, x)[1]), singular)
 
 
 @pytest.mark.parametrize("function", [torch.linalg.lu, torch.linalg.lu_factor_ex])
-def test_without_pivoting_it_is_refused(function: Callable[..., Any]) -> None:
+def test_factorization_without_pivoting_raises(function: Callable[..., Any]) -> None:
     compiled = torch.compile(lambda x: function(x, pivot=False), backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     with pytest.raises(UnsupportedOp, match="without pivoting"):
         compiled(torch.eye(3))
@@ -70,7 +70,7 @@ def test_solutions() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_determinants(dtype: torch.dtype) -> None:
     def determinants(x: torch.Tensor) -> list[torch.Tensor]:
-        # With their factors: the gradients of the two read them as those of x or of its transpose, whichever torch takes.
+        # Includes the factors: the gradients read them as factors of x or of its transpose, as torch does.
         return [*torch._linalg_det(x), *torch._linalg_slogdet(x), torch.linalg.det(x), torch.logdet(x @ x.mH)]
 
     x = torch.randn(2, 4, 4, dtype=dtype)

@@ -1,4 +1,4 @@
-"""QR in every mode, and products of reflections."""
+"""QR factorization in every mode, and products of Householder reflections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = [torch.float32, torch.complex128]
 
 
 def factors(x: torch.Tensor) -> list[torch.Tensor]:
-    """What any right linalg_qr agrees on: the signs of Q's columns are free."""
+    """Values that do not depend on the signs of Q's columns, which linalg_qr may choose."""
     results = []
     for mode in ("reduced", "complete"):
         q, r = torch.linalg.qr(x, mode=mode)
@@ -28,7 +28,7 @@ def test_factors(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (2, 3, 0), (0, 3), (0, 3, 2)])
-def test_no_elements(shape: tuple[int, ...]) -> None:
+def test_empty_matrices(shape: tuple[int, ...]) -> None:
     check(lambda x: [*torch.linalg.qr(x), *torch.linalg.qr(x, mode="complete"), *torch.linalg.qr(x, mode="r")], torch.randn(shape))
 
 

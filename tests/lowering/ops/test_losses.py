@@ -1,4 +1,4 @@
-"""Losses: of probabilities, and of distances."""
+"""Losses of probabilities and of distances."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_negative_log_likelihood(reduction: str) -> None:
     check_gradients(images, torch.randn(3, 4, 5, 6), constants=[torch.randint(4, (3, 5, 6)), weight])
 
 
-def test_nothing_to_learn_from() -> None:
+def test_all_targets_ignored() -> None:
     def function(x, target):
         return F.cross_entropy(x, target), F.cross_entropy(x, target, reduction="sum"), F.cross_entropy(x[0], target[0])
 

@@ -1,4 +1,4 @@
-"""Margin losses over classes, with their gradients."""
+"""Margin losses over classes, and their gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_multi_margin_loss(reduction: str) -> None:
         return (
             F.multi_margin_loss(x, target, reduction=reduction),
             F.multi_margin_loss(x, target, p=2, margin=0.5, weight=weight, reduction=reduction),
-            # torch's shape propagation gives this another shape than eager mode does
+            # torch's shape propagation returns another shape than eager mode
             *([F.multi_margin_loss(x[0], target[0], reduction=reduction)] if reduction != "none" else []),
         )
 
@@ -28,7 +28,7 @@ def test_multi_margin_loss(reduction: str) -> None:
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_multilabel_margin_loss(reduction: int) -> None:
-    """By the ops themselves: in training, torch takes the loss apart before it reaches a backend, wrongly for targets behind a -1."""
+    """Tests the ops: in training, torch decomposes the loss before a backend sees it, wrongly for targets after a -1."""
     x = torch.randn(4, 4)
     target = torch.tensor([[3, 0, -1, 1], [-1, 2, 2, 2], [0, 1, 2, 3], [1, -1, -1, -1]])
     check_op(aten.multilabel_margin_loss_forward.default, x, target, reduction)

@@ -61,7 +61,7 @@ def test_products(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0, 0)])
-def test_what_has_a_factor_of_zero_is_not_read(dtype: torch.dtype, alpha: float, beta: float) -> None:
+def test_nans_with_a_factor_of_zero(dtype: torch.dtype, alpha: float, beta: float) -> None:
     def function(x, y, b, c, v):
         factors = {"alpha": alpha, "beta": beta}
         return (
@@ -69,7 +69,7 @@ def test_what_has_a_factor_of_zero_is_not_read(dtype: torch.dtype, alpha: float,
             torch.addmm(v[:4], x[:1], y, **factors),
             torch.addbmm(x[:, :4], b[:, :3], c[..., :4], **factors),
             torch.baddbmm(v[0], b, c, **factors),
-            torch.baddbmm(v[0], b[:, :3], c[..., :4], **factors),  # a loop of ATen's own, which multiplies
+            torch.baddbmm(v[0], b[:, :3], c[..., :4], **factors),  # in ATen, a loop that multiplies
             torch.addmv(v[:3], x, v, **factors),
             torch.addr(y, v, v[:4], **factors),
         )
@@ -77,26 +77,26 @@ def test_what_has_a_factor_of_zero_is_not_read(dtype: torch.dtype, alpha: float,
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
     operands = [make(dtype, *shape) for shape in [(3, 5), (5, 4), (2, 9, 5), (2, 5, 9), (5,)]]
-    for poisoned in range(5):
-        given = [operand.clone() for operand in operands]
-        given[poisoned].view(-1)[1] = torch.nan
-        assert_equal(compiled(*given), function(*given))
+    for nan_operand in range(5):
+        inputs = [operand.clone() for operand in operands]
+        inputs[nan_operand].view(-1)[1] = torch.nan
+        assert_equal(compiled(*inputs), function(*inputs))
 
 
 @pytest.mark.parametrize("function", [lambda x, v: torch.mv(x.t(), v), lambda x, v: torch.addmv(v[:1], x.t(), v)])
-def test_a_transposed_matrix_times_a_vector_is_not_transposed(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
-    """XLA would go through it column by column."""
+def test_transposed_matrix_times_a_vector_is_not_transposed(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    """XLA would read the matrix column by column."""
     x, v = torch.randn(300, 200), torch.randn(300)
-    found = torch.compile(function, backend="dynaxla", options={"dump": str(tmp_path)})(x, v)
-    torch.testing.assert_close(found, function(x, v), rtol=1e-4, atol=1e-4)
+    result = torch.compile(function, backend="dynaxla", options={"dump": str(tmp_path)})(x, v)
+    torch.testing.assert_close(result, function(x, v), rtol=1e-4, atol=1e-4)
     (program,) = tmp_path.glob("*.hlo.txt")
     assert " dot(" in program.read_text()
     assert " transpose(" not in program.read_text()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_a_matrix_that_a_batch_repeats_is_not_copied(dtype: torch.dtype, tmp_path: Path) -> None:
-    """As a linear layer without gradients, whose input is not contiguous, passes its weight to bmm."""
+def test_matrix_repeated_by_a_batch_is_not_copied(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A linear layer without gradients, whose input is not contiguous, passes such a weight to bmm."""
     weight, x = make(dtype, 96, 48), make(dtype, 5, 33, 48).transpose(0, 1)
     check(lambda x: F.linear(x, weight), x)
     torch.compile(lambda x: F.linear(x, weight), backend="dynaxla", options={"dump": str(tmp_path)})(x)
@@ -106,8 +106,8 @@ def test_a_matrix_that_a_batch_repeats_is_not_copied(dtype: torch.dtype, tmp_pat
 
 
 @pytest.mark.quick
-def test_expanded_operands_that_are_no_repeated_matrix() -> None:
-    """A matrix that is expanded itself, and a batch of matrices whose rows or columns are."""
+def test_other_expanded_operands() -> None:
+    """An expanded matrix, and a batch of matrices with expanded rows or columns."""
     x, batch = torch.randn(3, 5), torch.randn(4, 3, 5)
     for v in (torch.randn(1, 6), torch.randn(5, 1)):
         check(lambda x, v: torch.mm(x, v.expand(5, 6)), x, v)
@@ -118,7 +118,7 @@ def test_expanded_operands_that_are_no_repeated_matrix() -> None:
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 def test_many_tiny_products(dtype: torch.dtype) -> None:
-    """Term by term. XLA would call something for each matrix."""
+    """The program computes them term by term. XLA would make a call for each matrix."""
 
     def function(x, y, v):
         return (
@@ -136,13 +136,13 @@ def test_many_tiny_products(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
 def test_many_small_products(dtype: torch.dtype, kernels: list[int]) -> None:
-    """One call of torch's for all of them, of those that MKL has."""
+    """One call of torch's kernel for the whole batch, in the dtypes that MKL has."""
 
     def function(x, y):
         x, y = x * 2, y + 1
         return x @ y, x.mT @ x, y.mT @ x.mT, torch.einsum("abij,abkj->abik", x.unflatten(0, (6, 7)), y.mT.unflatten(0, (6, 7))).sum()
 
-    # The sum is one of 32,256 numbers, each of which bfloat16 has rounded, in another order.
+    # The sum adds 32,256 numbers, which bfloat16 has rounded, in another order.
     tolerance = {torch.bfloat16: (2e-2, 0.3), torch.float32: (1e-4, 1e-4), torch.complex64: (1e-4, 1e-4)}.get(dtype)
     check(function, make(dtype, 42, 24, 20), make(dtype, 42, 20, 32), tolerance=tolerance)
     assert len(kernels) == (4 if dtype in (torch.float32, torch.float64) else 0)
@@ -156,7 +156,7 @@ def test_gradients_of_many_tiny_products(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
-def test_products_added_to_something(dtype: torch.dtype) -> None:
+def test_products_with_an_added_tensor(dtype: torch.dtype) -> None:
     beta, alpha = (2, 3) if not (dtype.is_floating_point or dtype.is_complex) else (0.5, -2)
 
     def function(bias, x, y, b, c, v):
@@ -172,12 +172,12 @@ def test_products_added_to_something(dtype: torch.dtype) -> None:
         )
 
     args = make(dtype, 4), make(dtype, 3, 5), make(dtype, 5, 4), make(dtype, 2, 3, 5), make(dtype, 2, 5, 4), make(dtype, 5)
-    # ATen rounds half types between the product and the sum; this is float32 throughout.
+    # ATen rounds half types between the product and the sum; we compute both in float32.
     tolerance = {torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 0.1)}.get(dtype)
     check(function, *args, tolerance=tolerance)
 
 
-def test_beta_zero_ignores_what_is_not_added() -> None:
+def test_beta_zero_ignores_nans() -> None:
     def function(nan, x, b):
         return (
             torch.addmm(nan, x, x, beta=0),
@@ -192,17 +192,17 @@ def test_beta_zero_ignores_what_is_not_added() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(24, 3, 24), (24, 24, 5)], ids=str)
-def test_what_was_transposed_before_other_ops(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
-    """XLA moves the transpose behind these ops, into the product."""
+def test_transposes_before_elementwise_ops(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    """XLA moves the transpose through these ops, into the product."""
     inner, rows, columns = shape
 
-    def function(x: torch.Tensor, y: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        return torch.where(kept, x.t(), 0) @ y
+    def function(x: torch.Tensor, y: torch.Tensor, is_kept: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_kept, x.t(), 0) @ y
 
     check(function, make(dtype, inner, rows), make(dtype, inner, columns), torch.arange(inner) < inner - 1)
 
 
-def test_nothing_to_add_up() -> None:
+def test_empty_contracted_dimension() -> None:
     def function(x, y, bias, v):
         return x @ y, torch.addmm(bias, x, y), torch.mv(x, v), torch.dot(v, v), torch.bmm(x[None], y[None]), y.t() @ x.t(), x[:0] @ y
 
@@ -216,8 +216,8 @@ def test_integer_products_wrap_around() -> None:
     check(function, torch.full((4, 4), 100, dtype=torch.int8), torch.full((32, 32), -128, dtype=torch.int8))
 
 
-def test_larger_products_of_bytes() -> None:
-    """Torch's own kernel, with and without transposes; -128 times -128 does not wrap."""
+def test_larger_products_of_int8() -> None:
+    """torch's kernel computes them, with and without transposes. -128 times -128 does not wrap."""
 
     def function(x, y):
         return torch._int_mm(x, y.t()), torch._int_mm(y.t(), x[:64].t()), torch._int_mm(x, y[:, :64])
@@ -233,7 +233,7 @@ def test_bilinear_and_gradients() -> None:
 
 
 def test_products_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mm.dtype, bmm.dtype, addmm.dtype and baddbmm.dtype have kernels for GPUs alone, so torch would refuse them here."""
+    """mm.dtype, bmm.dtype, addmm.dtype and baddbmm.dtype have kernels for GPUs alone, so torch would refuse them on the CPU."""
     internals.no_refusals(monkeypatch)
     x, y, wide = torch.randn(2, 3, 5).bfloat16(), torch.randn(2, 5, 4).bfloat16(), torch.randn(2, 3, 4)
     product = x.float() @ y.float()

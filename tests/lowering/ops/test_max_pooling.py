@@ -1,4 +1,4 @@
-"""Maxima of windows, and what puts them back."""
+"""Max pooling and unpooling."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_ties_nans_and_infinities(case: str) -> None:
 @pytest.mark.sample(usual=8)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "after a convolution", "after a cat", "unbatched", "reduced"])
 @pytest.mark.parametrize("settings", [(3, 2, 1), (2, 2), ((3, 2), (2, 3), (1, 0), (2, 1), True), (3, 3, 1, 1, True), (5, 1, 2)], ids=str)
-def test_values_alone(layout: str, settings: tuple) -> None:
-    """However the activations lie in memory."""
+def test_values_without_indices(layout: str, settings: tuple) -> None:
+    """In every memory order of the activations."""
     weight = torch.randn(4, 3, 3, 3)
     before = {
         "after a convolution": lambda x: F.conv2d(x, weight, padding=1).relu(),
@@ -63,7 +63,7 @@ def test_values_alone(layout: str, settings: tuple) -> None:
 
 
 @pytest.mark.optimized
-def test_values_alone_keep_nans() -> None:
+def test_values_without_indices_keep_nans() -> None:
     check(lambda x: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 5, 3)), with_ties_and_nans(), calls=1)
 
 
@@ -77,20 +77,20 @@ def test_max_pool_dtypes(dtype: torch.dtype) -> None:
 
 def test_unpooling() -> None:
     x, indices = F.max_pool2d(torch.randn(2, 3, 6, 8).double(), 2, return_indices=True)
-    y, places = F.max_pool3d(torch.randn(2, 4, 6, 8), 2, return_indices=True)
+    y, indices_3d = F.max_pool3d(torch.randn(2, 4, 6, 8), 2, return_indices=True)
     check_gradients(
-        lambda x, y, indices, places: (
-            (F.max_unpool2d(x, indices, 2), F.max_unpool2d(x[0], indices[0], 2, output_size=(7, 9)), F.max_unpool3d(y, places, 2)),
+        lambda x, y, indices, indices_3d: (
+            (F.max_unpool2d(x, indices, 2), F.max_unpool2d(x[0], indices[0], 2, output_size=(7, 9)), F.max_unpool3d(y, indices_3d, 2)),
             F.max_unpool1d(x[0], indices[0] % 8, 2),
         ),
         x,
         y,
-        constants=[indices, places],
+        constants=[indices, indices_3d],
     )
 
 
 def test_unpooling_keeps_the_layout() -> None:
-    """Eager's result is channels_last if the input is, though torch's fake implementation says otherwise."""
+    """Eager mode's result is channels_last if the input is, although torch's fake implementation says otherwise."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         unpooled = F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)

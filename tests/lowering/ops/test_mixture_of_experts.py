@@ -11,7 +11,7 @@ from support.comparisons.gradients import check_gradients
 from support.releases import fails_in_oldest
 
 
-@pytest.mark.filterwarnings("ignore")  # of the model library, on import
+@pytest.mark.filterwarnings("ignore")  # warnings of the model library's import
 @fails_in_oldest("it cannot trace the backward pass of transformers, which looks at sizes that are values")
 @pytest.mark.parametrize("ends", [[2, 2, 8], [0, 0, 0], [4, 7, 10]], ids=str)
 def test_grouped_mm_of_transformers(ends: list[int]) -> None:
@@ -25,7 +25,7 @@ def test_grouped_mm_of_transformers(ends: list[int]) -> None:
     )
 
 
-def test_a_lowering_by_name() -> None:
+def test_lowering_is_registered_before_its_op() -> None:
     dynaxla.lowers("dynaxla_test::defined_later")(lambda x: x * 3)
 
     @torch.library.custom_op("dynaxla_test::defined_later", mutates_args=())

@@ -1,4 +1,4 @@
-"""Normalizations, forward and backward."""
+"""Normalizations and their gradients."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_fused_rms_norm_backward() -> None:
     out, rstd = torch.ops.aten._fused_rms_norm(x, [4], weight, 1e-3)
     expected = torch.autograd.grad(out, (x, weight), grad)
     op = torch.ops.aten._fused_rms_norm_backward.default
-    found = run_op(op, grad, x.detach(), [4], rstd.detach(), weight.detach(), [True, True], expected=expected)
-    assert_equal(found, expected)
+    grads = run_op(op, grad, x.detach(), [4], rstd.detach(), weight.detach(), [True, True], expected=expected)
+    assert_equal(grads, expected)

@@ -1,4 +1,4 @@
-"""Padding by a number, and by what an image has itself."""
+"""Padding by a constant, by reflection, by replication, and circular."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials: every degree beside every point, the ends of the intervals, degrees that are no whole numbers."""
+"""Orthogonal polynomials: every degree at every point, the ends of the intervals, and degrees that are not integers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from support.comparisons.compare import check
 
-# Of torch.special
+# The functions' names in torch.special.
 NAMES = [f"{kind}chebyshev_polynomial_{letter}" for kind in ("", "shifted_") for letter in "tuvw"]
 NAMES += ["hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"]
 
-# Without nan: of that, ATen's loops return what stood in memory.
+# Not nan, for which ATen's loops return uninitialized memory.
 POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 0.25, 0.999, 1.001, -1.001, 2.0, -3.7, 20.5, 1e-8, 1e8, 1e30, math.inf, -math.inf]
 DEGREES = [-5.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.9, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 31.0, math.inf, -math.inf, math.nan, 1e30]
 
@@ -33,7 +33,7 @@ def test_points_and_degrees(dtype: torch.dtype) -> None:
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_high_degrees(dtype: torch.dtype) -> None:
-    """Hermite's polynomials are nan beyond a degree; one degree above 2**53 would not end if it were climbed."""
+    """Hermite polynomials are nan above some degree. A recurrence up to a degree above 2**53 would not terminate."""
     n = torch.tensor([127.0, 128, 129, 511, 512, 513], dtype=dtype)[:, None]
     x = torch.tensor([0.01, -0.5, 1.5], dtype=dtype)
     check(lambda x, n: (torch.special.hermite_polynomial_h(x, n), torch.special.hermite_polynomial_he(x, n)), x, n, calls=1)
@@ -41,7 +41,7 @@ def test_high_degrees(dtype: torch.dtype) -> None:
 
 
 def test_operands() -> None:
-    """Numbers beside tensors, integers, bools, rank 0, strides, nothing at all."""
+    """Numbers with tensors, integers, bools, rank 0, strides, empty tensors."""
     function = torch.special.laguerre_polynomial_l
     x, n = torch.randn(3, 4, dtype=torch.float64).mT, torch.arange(12).reshape(4, 3)
     check(

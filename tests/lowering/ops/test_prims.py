@@ -1,4 +1,4 @@
-"""PyTorch's prims, as its reference implementations call them."""
+"""PyTorch's prims, as its reference implementations use them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_references_leave_prims_in_graphs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.optimized
-def test_extrema_of_not_a_number() -> None:
+def test_extrema_with_nan() -> None:
     x = torch.randn(3, 4)
     x[0, 0] = float("nan")
     for dims in ([0, 1], [1]):
@@ -42,7 +42,7 @@ def test_extrema_of_not_a_number() -> None:
 
 
 @pytest.mark.optimized
-def test_prims_by_themselves() -> None:
+def test_cbrt_and_signbit() -> None:
     x = torch.randn(3, 4)
     check_op(prims.cbrt.default, torch.tensor([-8.0, 0.0, -0.0, 27.0, float("inf"), float("nan")]))
     assert_equal(run_op(prims.signbit.default, x), torch.signbit(x).to(x.dtype))
@@ -56,7 +56,7 @@ def test_singular_values() -> None:
 
 
 def test_sum_of_bits() -> None:
-    """Torch has no kernel of it."""
+    """torch has no kernel for xor_sum."""
     x = torch.tensor([[1, 2, 12], [3, 3, 10]])
     assert run_op(prims.xor_sum.default, x, [0], expected=x[0].clone()).tolist() == [2, 1, 6]
     assert run_op(prims.xor_sum.default, x, [0, 1], expected=x[0, 0].clone()) == 5
@@ -68,8 +68,8 @@ def test_real_parts() -> None:
     torch.testing.assert_close(run_op(prims.imag.default, z), z.imag)
 
 
-def test_empty_has_the_right_metadata() -> None:
-    """What eager mode leaves undefined is zero, so that a program gives the same at every call."""
+def test_metadata_of_empty_tensors() -> None:
+    """Values that eager mode leaves undefined are zero, so that every call of a program returns the same."""
     kind = {"dtype": torch.int32, "device": torch.device("cpu"), "requires_grad": False}
     for prim, args in (
         (prims.empty, ([2, 3],)),
@@ -82,8 +82,8 @@ def test_empty_has_the_right_metadata() -> None:
 
 
 @fails_in_oldest("its shape functions of transforms have other strides than its kernels")
-def test_transforms_keep_strides() -> None:
-    """They are laid out as torch's kernels lay them out, which the prims' fake implementations do not say."""
+def test_strides_of_transforms() -> None:
+    """The results have the strides of torch's kernels, which differ from those of the prims' fake implementations."""
     x, z = torch.randn(3, 5, 4), torch.randn(3, 5, 4, dtype=torch.complex64)
     for dims in ([1], [0, 2]):
         check(lambda x, dims=dims: prims.fft_r2c(x, dim=dims, onesided=True), x)

@@ -1,4 +1,4 @@
-"""Products that read the old tensor and the new slices give what eager mode does: of what stood there before, nothing."""
+"""Products with an updated tensor, computed from the old tensor and the new slices: overwritten values do not reach the result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cases.cache_readers import READERS, Inputs, by_chance
 from support import internals
 from support.forced_implementations import backend_with
 
-# XLA would optimize for seconds what runs twice.
+# The programs run twice, and their optimization would take seconds.
 OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
 BY_PARTS = backend_with({"product_of_update": "parts"})
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The first operands of all products with an old tensor, and of those with new slices."""
+def first_operands(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The first operands of all products with an old tensor and with new slices."""
     return internals.products_with_updated_operands(monkeypatch)
 
 
 def compare(functions: dict[str, Callable[[Inputs], object]], dtype: torch.dtype) -> None:
-    """Compare one program for all functions with eager mode."""
+    """Compares one program for all functions with eager mode."""
 
     def run(*tensors: Tensor) -> dict[str, object]:
         return {name: function(Inputs(*tensors)) for name, function in functions.items()}
@@ -34,33 +34,34 @@ def compare(functions: dict[str, Callable[[Inputs], object]], dtype: torch.dtype
     for is_finite in (False, True):
         tensors = list(vars(Inputs.make(dtype, is_finite=is_finite)).values())
         with torch.no_grad():
-            found, expected = compiled(*tensors), run(*tensors)
+            results, expected = compiled(*tensors), run(*tensors)
         for name in functions:
             torch.testing.assert_close(
-                found[name], expected[name], **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+                results[name], expected[name], **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
             )
-            assert isinstance(found[name], tuple) or torch.isfinite(found[name]).all(), name
+            assert isinstance(results[name], tuple) or torch.isfinite(results[name]).all(), name
 
 
 @pytest.mark.thorough
-def test_decoders(made: list[Tensor]) -> None:
+def test_decoders(first_operands: list[Tensor]) -> None:
     compare({name: reader.run for name, reader in READERS.items()}, torch.float32)
-    # Scores: the old product and the new one. Sums: the old one in two ways, one of which is for what is not finite.
+    # Scores are two products: with the old tensor and with the new slices. Sums are three: there are two with the old tensor, one of them
+    # for values that are not finite.
     pairs = sum(reader.by_parts == 2 for reader in READERS.values())
-    # Two readers have sums alone, two others scores alone. Eight have slices with places in several dimensions, which are multiplied apart,
-    # and one more has scores alone.
-    assert len(made) == pairs * 5 + 2 * 3 + 2 * 2 - 8 * 2 + 1
+    # Two readers have sums alone, and two have scores alone. Eight have slices at positions in several dimensions, which are multiplied
+    # separately, and one more has scores alone.
+    assert len(first_operands) == pairs * 5 + 2 * 3 + 2 * 2 - 8 * 2 + 1
 
 
-def test_half(made: list[Tensor]) -> None:
+def test_decoders_in_bfloat16(first_operands: list[Tensor]) -> None:
     names = ["by hand", "fused", "in rows", "a single query"]
     compare({name: READERS[name].run for name in names}, torch.bfloat16)
-    assert len(made) == len(names) * 5
+    assert len(first_operands) == len(names) * 5
 
 
-def test_chance(made: list[Tensor]) -> None:
+def test_random_readers(first_operands: list[Tensor]) -> None:
     compare({f"program {seed}": by_chance(seed) for seed in range(8)}, torch.float32)
-    assert made
+    assert first_operands
 
 
 def decode(keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, at: Tensor) -> Tensor:
@@ -73,25 +74,25 @@ def operands(length: int) -> list[Tensor]:
     return [*map(torch.randn, shapes), torch.tensor([length - 1])]
 
 
-def test_an_index_is_checked(made: list[Tensor]) -> None:
-    """Also that sizes may change, and that small caches are read whole."""
+def test_index_is_checked(first_operands: list[Tensor]) -> None:
+    """The first size uses the old tensor; the second, small one does not."""
     compiled = torch.compile(decode, backend="dynaxla", fullgraph=True, dynamic=True, options=OPTIONS)
     with torch.no_grad():
         for length in (2048, 16):
             tensors = operands(length)
             torch.testing.assert_close(compiled(*tensors), decode(*tensors))
-            assert len(made) == 5
+            assert len(first_operands) == 5
         tensors[-1] += 1
         with pytest.raises(IndexError):
             compiled(*tensors)
 
 
 def test_gradients() -> None:
-    """In training, the changed tensor is kept for the backward pass."""
+    """In training, the updated tensor is saved for the backward pass."""
     compiled = torch.compile(decode, backend=BY_PARTS, fullgraph=True, options=OPTIONS)
     tensors = operands(64)
     for tensor in tensors[:5]:
         tensor.requires_grad_()
-    found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors[:5])
+    grads = torch.autograd.grad(compiled(*tensors).square().sum(), tensors[:5])
     expected = torch.autograd.grad(decode(*tensors).square().sum(), tensors[:5])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Fake quantization and products of quantized matrices."""
+"""Fake quantization, and products of quantized matrices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_per_tensor(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_per_channel(dtype: torch.dtype) -> None:
     x, op = values(dtype), aten.fake_quantize_per_channel_affine_cachemask.default
-    x[0, 0, 1] = 0  # inf as an integer, here on the way to one, is undefined in C++
+    x[0, 0, 1] = 0  # the op converts to an integer, which C++ leaves undefined for inf
     scale = torch.rand(4) + 0.05
     check_op(op, x, scale, torch.tensor([-3, 0, 4, 20], dtype=INT32), 1, -10, 20)
     check_op(op, x, scale, torch.tensor([-3.4, 0, 4.5, 50.2]), 1, -10, 20)
@@ -66,7 +66,7 @@ def test_learnable() -> None:
     check_gradients(per_channel, x, torch.rand(4) + 0.1, torch.tensor([0.2, -1.6, 30.0, 2.5]))
 
 
-def test_functions() -> None:
+def test_public_functions() -> None:
     def fake_quantized(x, scales, zero_points):
         return (
             torch.fake_quantize_per_tensor_affine(x, 0.1, 2, -8, 7),
@@ -94,15 +94,15 @@ def test_fused_observer(symmetric: bool) -> None:
     rows = torch.tensor([-1.0, -2, -3]), torch.tensor([3.0, 0, 1]), torch.ones(3), torch.zeros(3, dtype=INT32)
 
     def function(x, observe, quantize, states, rows):
-        whole = [op(x, observe, quantize, *state, 0.1, 0, 255, -1, False, symmetric) for state in states]
-        return [*whole, op(x, observe, quantize, *rows, 0.1, -128, 127, 0, True, symmetric)]
+        per_tensor = [op(x, observe, quantize, *state, 0.1, 0, 255, -1, False, symmetric) for state in states]
+        return [*per_tensor, op(x, observe, quantize, *rows, 0.1, -128, 127, 0, True, symmetric)]
 
     on, off = torch.tensor([1]), torch.tensor([0])
     x = torch.randn(3, 4, 2)
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     for switches in ((on, on), (on, off), (off, on)):
-        seen = [*states, states[0] if switches[0] is off else unseen]
-        assert_equal(compiled(x, *switches, seen, rows), function(x, *switches, seen, rows))
+        all_states = [*states, states[0] if switches[0] is off else unseen]
+        assert_equal(compiled(x, *switches, all_states, rows), function(x, *switches, all_states, rows))
     with pytest.raises(RuntimeError, match="min should be less than or equal to max"):
         run_op(op, x, off, on, *unseen, 0.1, 0, 255, -1, False, symmetric)
 
@@ -113,17 +113,17 @@ def test_products() -> None:
         check_op(aten._weight_int8pack_mm.default, torch.randn(3, 32).to(dtype), weight, torch.rand(8).to(dtype))
     x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
     bias = torch.randn(48).bfloat16()
-    whole, each = (torch.tensor(0.5), torch.tensor(3.0)), (torch.rand(16, 1), torch.rand(1, 48))
-    check_op(aten._scaled_mm.default, x, y, *whole, None, None, torch.float32)
-    check_op(aten._scaled_mm.default, x, y, *whole, bias, None, torch.bfloat16)
+    per_tensor_scales, row_and_column_scales = (torch.tensor(0.5), torch.tensor(3.0)), (torch.rand(16, 1), torch.rand(1, 48))
+    check_op(aten._scaled_mm.default, x, y, *per_tensor_scales, None, None, torch.float32)
+    check_op(aten._scaled_mm.default, x, y, *per_tensor_scales, bias, None, torch.bfloat16)
     if not IS_OLDEST:  # torch 2.11 takes one scale for each operand
-        check_op(aten._scaled_mm.default, x, y, *each, None, None, torch.bfloat16)
+        check_op(aten._scaled_mm.default, x, y, *row_and_column_scales, None, None, torch.bfloat16)
     with pytest.raises(UnsupportedOp, match="a result of"):
-        run_op(aten._scaled_mm.default, x, y, *whole)
+        run_op(aten._scaled_mm.default, x, y, *per_tensor_scales)
 
 
 def exact_product(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """In place of torch's own: its CPU kernel for recipes is newer than 2.11, and so are scales for rows and columns."""
+    """The product in float64. torch 2.11 has neither a CPU kernel for recipes nor scales for rows and columns."""
     return (x.double() @ y.double() * a * b + bias).to(bias.dtype)
 
 
@@ -131,11 +131,11 @@ def exact_product(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Te
 def test_products_by_recipes(recipe: int, sizes: list[tuple[int, ...]]) -> None:
     x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
     (a, b), bias = (torch.rand(size) for size in sizes), torch.randn(48).bfloat16()
-    found = run_op(aten._scaled_mm_v2.default, x, y, [a], [recipe], [], [b], [recipe], [0], bias, torch.bfloat16, [], True)
-    assert_equal(found, exact_product(x, y, a, b, bias), tolerance=(1e-2, 1e-2))
+    result = run_op(aten._scaled_mm_v2.default, x, y, [a], [recipe], [], [b], [recipe], [0], bias, torch.bfloat16, [], True)
+    assert_equal(result, exact_product(x, y, a, b, bias), tolerance=(1e-2, 1e-2))
 
 
-def test_scales_for_blocks_are_refused() -> None:
+def test_scales_for_blocks_raise() -> None:
     x, y = torch.randn(16, 256).to(torch.float8_e4m3fn), torch.randn(48, 256).to(torch.float8_e4m3fn).t()
     a, b = torch.rand(2, 16).t(), torch.rand(2, 48)
     with pytest.raises(UnsupportedOp, match="for each block"):
@@ -144,11 +144,11 @@ def test_scales_for_blocks_are_refused() -> None:
         run_op(aten._scaled_mm_v2.default, x, y, [a], [4], [], [b.t()], [4], [], None, torch.bfloat16)
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_one_operands_blocks_are_refused(place: int) -> None:
-    """ATen's own checks let some of these pass. place: which of the operands' recipes and swizzles is not the plain one."""
+@pytest.mark.parametrize("position", range(4))
+def test_blockwise_or_swizzled_scales_of_one_operand_raise(position: int) -> None:
+    """ATen's own checks accept some of these. `position`: which of the operands' recipes and swizzles is not plain."""
     scale = jax.numpy.ones(())
-    recipe_a, swizzle_a, recipe_b, swizzle_b = ([4 if place == number else 0] for number in range(4))
+    recipe_a, swizzle_a, recipe_b, swizzle_b = ([4 if position == number else 0] for number in range(4))
     with pytest.raises(UnsupportedOp, match="blockwise or swizzled scales: recipe"):
         _scales_v2([scale], recipe_a, swizzle_a, [scale], recipe_b, swizzle_b)
 
@@ -156,15 +156,15 @@ def test_one_operands_blocks_are_refused(place: int) -> None:
 @pytest.mark.parametrize(
     "scale", [((), "bfloat16"), ((16, 1), "bfloat16"), ((1, 16), "float32"), ((16,), "float32"), ((16, 2), "float32")], ids=str
 )
-def test_scales_of_another_kind_are_refused(scale: tuple[tuple[int, ...], str]) -> None:
-    """For the rows of 16 by 48 numbers."""
+def test_unsupported_scales_raise(scale: tuple[tuple[int, ...], str]) -> None:
+    """Scales for the rows of a 16x48 matrix."""
     with pytest.raises(UnsupportedOp, match=f"a scale {scale[1]}"):
         _broadcast_scale(jax.numpy.ones(*scale), (16, 48), 0)
 
 
 @pytest.mark.parametrize(("fast", "recipes"), [(False, False), (True, False), (True, True)])
-def test_float8_products_on_a_gpu(fast: bool, recipes: bool) -> None:
-    """The program multiplies float8 numbers; its values are those of the CPU."""
+def test_float8_products_for_cuda(fast: bool, recipes: bool) -> None:
+    """The program multiplies float8 numbers. The test runs it on the CPU."""
     x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn)
     scales, bias = (torch.rand(16, 1), torch.rand(1, 48)), torch.randn(48).bfloat16()
     operands = (x, y, *scales, bias)
@@ -177,8 +177,8 @@ def test_float8_products_on_a_gpu(fast: bool, recipes: bool) -> None:
     (graph,) = of_function(function, operands, "cuda")
     program = Function(Interpreter(graph, "cuda", kernels=False))
     with jax.enable_x64(True):
-        (found,) = jax.jit(program)([jax.dlpack.from_dlpack(operand) for operand in operands]).outputs
-    assert_equal(torch.from_dlpack(found), exact_product(x, y.t(), *scales, bias), tolerance=(1e-2, 1e-2))
+        (result,) = jax.jit(program)([jax.dlpack.from_dlpack(operand) for operand in operands]).outputs
+    assert_equal(torch.from_dlpack(result), exact_product(x, y.t(), *scales, bias), tolerance=(1e-2, 1e-2))
     (product,) = (line for line in stablehlo(graph, "cuda").splitlines() if "dot_general" in line)
     assert product.count("f8E4M3FN") == 2
     assert ("HIGHEST" in product) != fast

@@ -1,4 +1,4 @@
-"""Products with weights of eight bits, which are computed a few rows at a time."""
+"""Products with weights of eight bits, dequantized a few rows at a time."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
 IN_BLOCKS = backend_with({"quantized_product": "blocks"})
 ROWS, COLUMNS, SIZE = 3, 11, 32
 
-# What they take: x (ROWS, SIZE), a weight (COLUMNS, SIZE), scales (COLUMNS, 4).
+# The operands are x (ROWS, SIZE), a weight (COLUMNS, SIZE) and scales (COLUMNS, 4).
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def grouped(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-    """With zero points, and scales for each eight numbers of a row."""
+    """A product with zero points and scales for groups of eight elements of a row."""
     zero = torch.arange(4) - 1
     return F.linear(x, ((w.view(COLUMNS, 4, 8).to(x.dtype) - zero[:, None]) * s[:, :, None]).reshape(COLUMNS, SIZE))
 
 
-# With how many of their products are computed so.
+# The functions, and the number of their products that are computed in blocks.
 PRODUCTS: dict[str, tuple[Product, int]] = {
     "scaled before": (lambda x, w, s: F.linear(x, w.to(x.dtype) * s[:, :1]), 1),
-    "scaled behind": (lambda x, w, s: F.linear(x, w.to(x.dtype)) * s[:, 0], 1),
+    "scaled after": (lambda x, w, s: F.linear(x, w.to(x.dtype)) * s[:, 0], 1),
     "a bias": (lambda x, w, s: F.linear(x[None], w.to(x.dtype) * s[:, :1], s[:, 1]), 1),
     "in groups": (grouped, 1),
     "groups as rows": (lambda x, w, s: F.linear(x, (w.view(-1, 8).to(x.dtype) * s.view(-1, 1)).view(COLUMNS, SIZE)), 0),
-    "without a sign": (lambda x, w, s: x @ ((w.view(torch.uint8).to(x.dtype) - 128) / s[:, 2:3]).t(), 1),
-    "of columns": (lambda x, w, s: F.linear(x, w.to(x.dtype) * torch.linspace(0.5, 2, SIZE, dtype=x.dtype)), 1),
+    "unsigned": (lambda x, w, s: x @ ((w.view(torch.uint8).to(x.dtype) - 128) / s[:, 2:3]).t(), 1),
+    "scales of columns": (lambda x, w, s: F.linear(x, w.to(x.dtype) * torch.linspace(0.5, 2, SIZE, dtype=x.dtype)), 1),
     "two weights": (lambda x, w, s: F.linear(x, w.to(x.dtype) + w.flip(0).to(x.dtype)), 1),
     "packed": (lambda x, w, s: torch._weight_int8pack_mm(x, w, s[:, 0].contiguous()), 0),
-    "of rows": (lambda x, w, s: x[:, :COLUMNS] @ w.to(x.dtype), 0),
-    "of a sum": (lambda x, w, s: F.linear(x, (w.to(x.dtype) * s[:, :1]).cumsum(1)), 0),
+    "weight not transposed": (lambda x, w, s: x[:, :COLUMNS] @ w.to(x.dtype), 0),
+    "cumulative sum of a weight": (lambda x, w, s: F.linear(x, (w.to(x.dtype) * s[:, :1]).cumsum(1)), 0),
     "promoted": (lambda x, w, s: F.linear(x, (w * s[:, :1]).to(torch.float64).to(x.dtype)), 1),
     "floats": (lambda x, w, s: F.linear(x, x.flip(0) * s[:ROWS, :1]), 0),
 }
@@ -48,21 +48,21 @@ PRODUCTS: dict[str, tuple[Product, int]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of four rows, of which the last begins in the one before."""
-    found = internals.quantized_products(monkeypatch)
+    """The blocks have four rows, and the last block overlaps the one before."""
+    is_in_blocks = internals.quantized_products(monkeypatch)
     internals.bytes_of_quantized_blocks(monkeypatch, 4 * SIZE * 4)
 
     def run(x: Tensor, w: Tensor, s: Tensor) -> dict[str, Tensor]:
         return {name: product(x, w, s) for name, (product, _) in PRODUCTS.items()}
 
-    make = torch.Generator().manual_seed(0)
-    w = torch.randint(-128, 128, (COLUMNS, SIZE), generator=make, dtype=torch.int8)
-    args = torch.randn(ROWS, SIZE, generator=make).to(dtype), w, torch.rand(COLUMNS, 4, generator=make).to(dtype) + 0.1
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randint(-128, 128, (COLUMNS, SIZE), generator=generator, dtype=torch.int8)
+    args = torch.randn(ROWS, SIZE, generator=generator).to(dtype), w, torch.rand(COLUMNS, 4, generator=generator).to(dtype) + 0.1
     with torch.no_grad():
         results, expected = torch.compile(run, backend=IN_BLOCKS, fullgraph=True, options=OPTIONS)(*args), run(*args)
     tolerance = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4.0}
     torch.testing.assert_close(results, expected, **tolerance)
-    assert sum(found) == sum(count for _, count in PRODUCTS.values())
+    assert sum(is_in_blocks) == sum(count for _, count in PRODUCTS.values())
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
         (1, (4096, 4096), "float32", 1 << 24, "cuda", "whole"),
     ],
 )
-def test_which_pay(rows: int, shape: tuple[int, int], dtype: str, read_bytes: int, platform: str, name: str) -> None:
+def test_choice_of_implementation(rows: int, shape: tuple[int, int], dtype: str, read_bytes: int, platform: str, name: str) -> None:
     assert QUANTIZED_PRODUCT.choose(QuantizedProductProblem(rows, shape, np.dtype(dtype), read_bytes, platform), {}).name == name

@@ -1,4 +1,4 @@
-"""Random numbers: reproducible under torch.manual_seed, different from call to call, and distributed as ATen's."""
+"""Random numbers: reproducible with torch.manual_seed, different in each call, and with ATen's distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 def assert_same_distribution(mine: torch.Tensor, theirs: torch.Tensor) -> None:
-    """The two-sample Kolmogorov-Smirnov statistic is below what chance exceeds once in 10,000 times."""
+    """The two-sample Kolmogorov-Smirnov statistic is below the bound that equal distributions exceed in 1 of 10,000 cases."""
     a, b = mine.double().flatten().sort().values, theirs.double().flatten().sort().values
     points = torch.cat([a, b])
     left = torch.searchsorted(a, points, right=True) / len(a)
@@ -33,7 +33,7 @@ def assert_same_distribution(mine: torch.Tensor, theirs: torch.Tensor) -> None:
     assert (left - right).abs().max() < bound
 
 
-def everything(x: torch.Tensor) -> list[torch.Tensor]:
+def draw_all(x: torch.Tensor) -> list[torch.Tensor]:
     return [
         torch.rand(3, 4),
         torch.rand(2, dtype=torch.float64),
@@ -85,25 +85,25 @@ def test_strides_are_kept() -> None:
         like = [torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 5), torch.bernoulli(x.sigmoid()), F.dropout(x, 0.2)]
         return [*like, x.clone().uniform_(), x.clone().normal_(), x.clone().exponential_()]
 
-    # of torch.normal with a tensor as std, poisson and bernoulli_(p), PyTorch's fake tensors have other strides than its kernels
+    # For torch.normal with a tensor as std, poisson and bernoulli_(p), PyTorch's fake tensors have other strides than its kernels.
     check(function, torch.randn(4, 3).t(), values=False, calls=1)
 
 
-def test_metadata_is_eagers_and_the_seed_rules() -> None:
-    function = compiled(everything, options={"fallback": "error"})
+def test_metadata_matches_eager_mode_and_the_seed_repeats_draws() -> None:
+    function = compiled(draw_all, options={"fallback": "error"})
     x = torch.randn(3, 4)
     before = x.clone()
     torch.manual_seed(7)
     first, second = function(x), function(x)
-    expected = everything(x)
+    expected = draw_all(x)
     assert_equal(first, expected, values=False)
     assert_equal(x, before)
     assert aliases([x], first) == aliases([x], expected)
     torch.manual_seed(7)
     again = function(x)
     assert_equal(again, first, tolerance=(0, 0))
-    differing = [not torch.equal(a, b) for a, b in zip(first, second, strict=True)]
-    assert sum(differing) > 0.8 * len(differing)
+    is_different = [not torch.equal(a, b) for a, b in zip(first, second, strict=True)]
+    assert sum(is_different) > 0.8 * len(is_different)
 
 
 def test_draws_of_one_program_differ() -> None:
@@ -184,7 +184,7 @@ def test_integers_of_wide_ranges() -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_dropout(dtype: torch.dtype, p: float) -> None:
-    """Mask, scaling and gradient agree."""
+    """The mask, the scale and the gradient are consistent."""
     x = (torch.rand(100, 200) + 1).to(dtype).requires_grad_()
     out, mask = compiled(lambda x: torch.native_dropout(x, p, True))(x)
     assert mask.dtype == torch.bool
@@ -196,7 +196,7 @@ def test_dropout(dtype: torch.dtype, p: float) -> None:
     assert_equal(x.grad, mask.to(dtype) * scale)
 
 
-def test_dropout_as_models_use_it() -> None:
+def test_dropout_in_a_graph() -> None:
     x = torch.ones(64, 64, requires_grad=True)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -216,14 +216,14 @@ def test_native_dropout_train(train: bool) -> None:
     assert_equal(out, mask.float() * (2.0 if train else 1.0))
 
 
-def test_native_dropout_without_a_train_flag_is_no_silent_wrong_answer() -> None:
-    """PyTorch's fake tensors take None for False, its kernels for True."""
+def test_native_dropout_without_a_train_flag_raises() -> None:
+    """PyTorch's fake tensors treat None as False, its kernels as True."""
     with pytest.raises(LoweringError, match="train=None"):
         compiled(lambda x: torch.native_dropout(x, 0.5, None))(torch.ones(10))
 
 
 def test_fused_dropout() -> None:
-    """Its second argument is the chance to be kept. Torch has it for GPUs alone."""
+    """The second argument is the probability to keep an element. torch has kernels for GPUs alone."""
     x = torch.rand(200, 100) + 1
     out, mask = run_op(torch.ops.aten._fused_dropout.default, x, 0.8, expected=(x, x.to(torch.uint8)))
     assert set(mask.unique().tolist()) == {0, 1}
@@ -252,19 +252,20 @@ def test_permutations() -> None:
 
 def test_multinomial() -> None:
     weights = torch.tensor([[0.0, 1.0, 3.0, 0.0, 4.0], [5.0, 0.0, 0.0, 5.0, 0.0]])
-    several, without = compiled(lambda w: (torch.multinomial(w, 20_000, replacement=True), torch.multinomial(w, 2)))(weights)
+    with_replacement, without_replacement = compiled(lambda w: (torch.multinomial(w, 20_000, replacement=True), torch.multinomial(w, 2)))(
+        weights
+    )
     for row in range(2):
-        share = several[row].bincount(minlength=5) / 20_000
+        share = with_replacement[row].bincount(minlength=5) / 20_000
         assert (share - weights[row] / weights[row].sum()).abs().max() < 0.02
-    assert (without[:, 0] != without[:, 1]).all()
-    assert (weights.gather(1, without) > 0).all()
+    assert (without_replacement[:, 0] != without_replacement[:, 1]).all()
+    assert (weights.gather(1, without_replacement) > 0).all()
     many = compiled(lambda w: torch.multinomial(w, 2))(weights[:1].expand(5000, 5).contiguous())
     assert_same_distribution(many[:, 0], torch.multinomial(weights[0].expand(5000, 5), 2)[:, 0])
     assert_same_distribution(many[:, 1], torch.multinomial(weights[0].expand(5000, 5), 2)[:, 1])
 
 
-def test_distributions_package() -> None:
-    """What torch.distributions samples from."""
+def test_ops_of_torch_distributions() -> None:
 
     def function(a: torch.Tensor) -> list[torch.Tensor]:
         return [
@@ -291,14 +292,14 @@ def test_random_initialisation_in_place() -> None:
     assert_same_distribution(x, expected)
 
 
-def test_both_parts_of_complex_numbers() -> None:
+def test_complex_numbers() -> None:
     x = torch.zeros(4000, dtype=torch.complex64)
     uniform, normal = compiled(lambda x: (x.clone().uniform_(2, 3), x.clone().normal_(-2, 0.1)))(x)
     assert 2 <= torch.view_as_real(uniform).min() < torch.view_as_real(uniform).max() <= 3
     assert (torch.view_as_real(normal).mean(0) + 2).abs().max() < 0.01
 
 
-def test_uniform_half_types_are_drawn_finely() -> None:
+def test_uniform_bfloat16_has_full_resolution() -> None:
     drawn = compiled(lambda x: x.clone().uniform_(0, 1))(torch.zeros(20000, dtype=torch.bfloat16))
     assert drawn.max() < 1
     assert len(drawn.unique()) > 600

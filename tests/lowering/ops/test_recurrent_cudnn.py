@@ -1,4 +1,4 @@
-"""cuDNN's recurrent networks, which have a kernel for GPUs alone, against what torch computes on the CPU."""
+"""cuDNN's recurrent networks, which have a kernel for GPUs alone, compared with torch's networks on the CPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from support.comparisons.gradients import leaf
 from support.comparisons.single_op import run_op
 
 aten = torch.ops.aten
-IN, HIDDEN, TIME, BATCH = 3, 4, 5, 2
+INPUT, HIDDEN, TIME, BATCH = 3, 4, 5, 2
 MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
 
 @dataclass
-class Given:
-    """A network of torch's, and what cuDNN's op gets of it."""
+class NetworkCase:
+    """A network of torch's, its inputs, and the corresponding arguments of cuDNN's op."""
 
     net: Any
     x: Any
@@ -49,42 +49,42 @@ class Given:
         return [output, *([last] if self.cx is None else last)]
 
     def __post_init__(self) -> None:
-        """TorchDynamo does not trace through networks."""
-        net, packed = self.net, isinstance(self.x, PackedSequence)
-        self.sizes = self.x.batch_sizes.tolist() if packed else []
+        """Reads the network's attributes, because TorchDynamo does not trace through networks."""
+        net, is_packed = self.net, isinstance(self.x, PackedSequence)
+        self.sizes = self.x.batch_sizes.tolist() if is_packed else []
         self.per_layer = len(net._flat_weights) // (net.num_layers * (1 + net.bidirectional))
-        self.facts = (MODES[net.mode], HIDDEN, net.proj_size, net.num_layers, net.batch_first and not packed)
+        self.network_settings = (MODES[net.mode], HIDDEN, net.proj_size, net.num_layers, net.batch_first and not is_packed)
         self.bidirectional = net.bidirectional
 
     def call(self, data: torch.Tensor, *rest: torch.Tensor, train: bool = True, dropout: float = 0.0) -> tuple[Any, ...]:
-        """The op's arguments with these operands."""
+        """The op's arguments for these operands."""
         hx, cx, weights = (rest[0], None, rest[1:]) if self.cx is None else (rest[0], rest[1], rest[2:])
         buffer = torch.cat([weight.detach().flatten() for weight in weights])
-        running = (dropout, train, self.bidirectional, self.sizes, None)
-        return data, list(weights), self.per_layer, buffer, hx, cx, *self.facts, *running
+        call_settings = (dropout, train, self.bidirectional, self.sizes, None)
+        return data, list(weights), self.per_layer, buffer, hx, cx, *self.network_settings, *call_settings
 
 
-def given(kind: str, packed: bool = False, dtype: torch.dtype = torch.float32, **settings: Any) -> Given:
+def network_case(kind: str, is_packed: bool = False, dtype: torch.dtype = torch.float32, **settings: Any) -> NetworkCase:
     mode = {"nonlinearity": kind.removeprefix("RNN_").lower()} if kind.startswith("RNN") else {}
-    net = getattr(nn, kind.partition("_")[0])(IN, HIDDEN, **mode, **settings).to(dtype)
-    x = torch.randn(BATCH, TIME, IN, dtype=dtype) if net.batch_first else torch.randn(TIME, BATCH, IN, dtype=dtype)
+    net = getattr(nn, kind.partition("_")[0])(INPUT, HIDDEN, **mode, **settings).to(dtype)
+    x = torch.randn(BATCH, TIME, INPUT, dtype=dtype) if net.batch_first else torch.randn(TIME, BATCH, INPUT, dtype=dtype)
     count = net.num_layers * (1 + net.bidirectional)
     hx, cx = torch.randn(count, BATCH, net.proj_size or HIDDEN, dtype=dtype), torch.randn(count, BATCH, HIDDEN, dtype=dtype)
-    if packed:
+    if is_packed:
         x = pack_padded_sequence(x, torch.tensor([TIME, 2]), batch_first=net.batch_first)
-    return Given(net, x, hx, cx if kind == "LSTM" else None)
+    return NetworkCase(net, x, hx, cx if kind == "LSTM" else None)
 
 
 CASES = {
-    "relu": lambda: given("RNN_RELU", num_layers=2),
-    "tanh, both ways": lambda: given("RNN_TANH", bidirectional=True),
-    "lstm": lambda: given("LSTM"),
-    "lstm, both ways, batch first": lambda: given("LSTM", num_layers=2, bidirectional=True, batch_first=True),
-    "lstm, no bias, packed": lambda: given("LSTM", bias=False, bidirectional=True, packed=True),
-    "lstm, projection": lambda: given("LSTM", proj_size=2, num_layers=2, bidirectional=True),
-    "lstm, projection, no bias": lambda: given("LSTM", proj_size=2, bias=False),
-    "gru, float64": lambda: given("GRU", num_layers=2, batch_first=True, dtype=torch.float64),
-    "gru, packed": lambda: given("GRU", num_layers=2, bidirectional=True, packed=True, batch_first=True),
+    "relu": lambda: network_case("RNN_RELU", num_layers=2),
+    "tanh, both ways": lambda: network_case("RNN_TANH", bidirectional=True),
+    "lstm": lambda: network_case("LSTM"),
+    "lstm, both ways, batch first": lambda: network_case("LSTM", num_layers=2, bidirectional=True, batch_first=True),
+    "lstm, no bias, packed": lambda: network_case("LSTM", bias=False, bidirectional=True, is_packed=True),
+    "lstm, projection": lambda: network_case("LSTM", proj_size=2, num_layers=2, bidirectional=True),
+    "lstm, projection, no bias": lambda: network_case("LSTM", proj_size=2, bias=False),
+    "gru, float64": lambda: network_case("GRU", num_layers=2, batch_first=True, dtype=torch.float64),
+    "gru, packed": lambda: network_case("GRU", num_layers=2, bidirectional=True, is_packed=True, batch_first=True),
 }
 
 
@@ -92,26 +92,26 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     case = CASES[name]()
-    found = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, train=False))
+    results = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, train=False))
     expected = [result.detach() for result in case.by_torch()]
     count = len(expected)
-    assert_equal(list(found[:count]), [result.contiguous() for result in expected], tolerance=(1e-5, 1e-6))
-    assert found[2].shape == (case.cx.shape if case.cx is not None else (0,))
-    assert found[3].shape == (0,)
-    assert torch.equal(found[4], torch.cat([weight.flatten() for weight in case.weights]))
+    assert_equal(list(results[:count]), [result.contiguous() for result in expected], tolerance=(1e-5, 1e-6))
+    assert results[2].shape == (case.cx.shape if case.cx is not None else (0,))
+    assert results[3].shape == (0,)
+    assert torch.equal(results[4], torch.cat([weight.flatten() for weight in case.weights]))
 
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
-    """Through AOTAutograd, with rnn_gradients for torch's backward op. The first and the last result are used, one has no gradient."""
+    """Traced by AOTAutograd, with rnn_gradients instead of torch's backward op. The first and the last result are used."""
     case = CASES[name]()
-    results = (0, 2) if case.cx is not None else (0, 1)
+    result_indices = (0, 2) if case.cx is not None else (0, 1)
 
     def function(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = torch.ops.aten._cudnn_rnn(*case.call(*operands))
-        return tuple(found[index] for index in results)
+        results = torch.ops.aten._cudnn_rnn(*case.call(*operands))
+        return tuple(results[index] for index in result_indices)
 
     mine = [leaf(operand) for operand in case.operands]
     actual = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(*mine)
@@ -132,9 +132,9 @@ def test_gradients(name: str) -> None:
     assert_equal([operand.grad for operand in mine], [operand.grad for operand in theirs], tolerance=(1e-4, 1e-5))
 
 
-def test_gradients_that_nobody_wants() -> None:
-    """A state without a gradient, and weights that are fixed."""
-    case = given("LSTM")
+def test_gradient_of_the_input_alone() -> None:
+    """The states and the weights need no gradients."""
+    case = network_case("LSTM")
     _, *fixed = case.operands
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -147,85 +147,91 @@ def test_gradients_that_nobody_wants() -> None:
 
 
 def test_half_types_are_computed_in_float32() -> None:
-    case = given("LSTM")
+    case = network_case("LSTM")
     halves = [operand.bfloat16() for operand in case.operands]
-    found = run_op(aten._cudnn_rnn.default, *case.call(*halves, train=False))
+    results = run_op(aten._cudnn_rnn.default, *case.call(*halves, train=False))
     wide = run_op(aten._cudnn_rnn.default, *case.call(*[half.float() for half in halves], train=False))
-    assert_equal([item.dtype for item in found[:3]], [torch.bfloat16] * 3)
-    assert_equal([item.float() for item in found[:3]], [item.bfloat16().float() for item in wide[:3]], tolerance=(1e-2, 1e-3))
+    assert_equal([item.dtype for item in results[:3]], [torch.bfloat16] * 3)
+    assert_equal([item.float() for item in results[:3]], [item.bfloat16().float() for item in wide[:3]], tolerance=(1e-2, 1e-3))
 
 
-def test_there_may_be_nothing_to_drop() -> None:
-    two, one = given("LSTM", num_layers=2), given("LSTM")
-    for case, train in ((two, False), (one, True)):
-        found = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, dropout=0.5, train=train))
-        assert_equal(found[0], case.by_torch()[0].detach(), tolerance=(1e-5, 1e-6))
+def test_dropout_without_effect() -> None:
+    two_layers, one_layer = network_case("LSTM", num_layers=2), network_case("LSTM")
+    for case, train in ((two_layers, False), (one_layer, True)):
+        results = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, dropout=0.5, train=train))
+        assert_equal(results[0], case.by_torch()[0].detach(), tolerance=(1e-5, 1e-6))
 
 
-def test_cudnns_own_random_numbers_are_refused() -> None:
-    case = given("LSTM", num_layers=2)
+def test_cudnns_random_state_raises() -> None:
+    case = network_case("LSTM", num_layers=2)
     *operands, _ = case.call(*case.operands, dropout=0.5)
     with pytest.raises(UnsupportedOp, match="cuDNN's own random numbers"):
         run_op(aten._cudnn_rnn.default, *operands, torch.zeros(8, dtype=torch.uint8))
 
 
-def layered(case: Given, operands: list[torch.Tensor], kept: torch.Tensor, dropout: float) -> torch.Tensor:
-    """The outputs of case's layers, each a network of torch's, with this dropout between them."""
+def run_by_layers(case: NetworkCase, operands: list[torch.Tensor], masks: torch.Tensor, dropout: float) -> torch.Tensor:
+    """Runs each layer of the case as a network of torch's, with dropout by `masks` between the layers."""
     data, hx, *rest = operands
     cx = rest.pop(0) if case.cx is not None else None
     directions = 1 + case.bidirectional
-    x = PackedSequence(data, case.x.batch_sizes) if isinstance(case.x, PackedSequence) else data.transpose(0, 1) if case.facts[4] else data
+    x = (
+        PackedSequence(data, case.x.batch_sizes)
+        if isinstance(case.x, PackedSequence)
+        else data.transpose(0, 1)
+        if case.network_settings[4]
+        else data
+    )
     for layer in range(case.net.num_layers):
         names = [name for name, _ in case.net.named_parameters() if name.endswith((f"_l{layer}", f"_l{layer}_reverse"))]
-        own = dict(zip([name.replace(f"_l{layer}", "_l0") for name in names], rest[: len(names)], strict=True))
+        parameters = dict(zip([name.replace(f"_l{layer}", "_l0") for name in names], rest[: len(names)], strict=True))
         rest = rest[len(names) :]
-        width = case.net.input_size if layer == 0 else kept.shape[-1]
+        width = case.net.input_size if layer == 0 else masks.shape[-1]
         net = type(case.net)(width, HIDDEN, bidirectional=case.bidirectional)
-        at = slice(layer * directions, (layer + 1) * directions)
-        x, _ = torch.func.functional_call(net, own, (x, hx[at] if cx is None else (hx[at], cx[at])))
-        if layer < len(kept):
+        states = slice(layer * directions, (layer + 1) * directions)
+        x, _ = torch.func.functional_call(net, parameters, (x, hx[states] if cx is None else (hx[states], cx[states])))
+        if layer < len(masks):
             values, sizes = pad_packed_sequence(x) if isinstance(x, PackedSequence) else (x, None)
-            values = torch.where(kept[layer], values / (1 - dropout), 0)
+            values = torch.where(masks[layer], values / (1 - dropout), 0)
             x = values if sizes is None else pack_padded_sequence(values, sizes)
-    return x.data if isinstance(x, PackedSequence) else x.transpose(0, 1) if case.facts[4] else x
+    return x.data if isinstance(x, PackedSequence) else x.transpose(0, 1) if case.network_settings[4] else x
 
 
-DROPPING = {
-    "lstm, batch first": lambda: given("LSTM", num_layers=3, batch_first=True),
-    "gru, both ways, packed": lambda: given("GRU", num_layers=2, bidirectional=True, packed=True),
+DROPOUT_CASES = {
+    "lstm, batch first": lambda: network_case("LSTM", num_layers=3, batch_first=True),
+    "gru, both ways, packed": lambda: network_case("GRU", num_layers=2, bidirectional=True, is_packed=True),
 }
 
 
 @pytest.mark.sample(usual=1)
-@pytest.mark.parametrize("name", DROPPING)
+@pytest.mark.parametrize("name", DROPOUT_CASES)
 def test_dropout_between_layers(name: str) -> None:
-    """The reserve says what the program has kept; forward and backward drop the same."""
-    case = DROPPING[name]()
+    """The reserve holds the masks. Forward and backward have the same dropout."""
+    case = DROPOUT_CASES[name]()
 
     def function(*operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.ops.aten._cudnn_rnn(*case.call(*operands, dropout=0.4))
-        return found[0], found[3]
+        results = torch.ops.aten._cudnn_rnn(*case.call(*operands, dropout=0.4))
+        return results[0], results[3]
 
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     mine, theirs = ([leaf(operand) for operand in case.operands] for _ in range(2))
-    actual, kept = compiled(*mine)
-    expected = layered(case, theirs, kept, 0.4)
+    actual, masks = compiled(*mine)
+    expected = run_by_layers(case, theirs, masks, 0.4)
     assert_equal(actual, expected, tolerance=(1e-5, 1e-6))
     cotangent = torch.randn_like(expected)
     expected.backward(cotangent)
     actual.backward(cotangent)
     assert_equal([operand.grad for operand in mine], [operand.grad for operand in theirs], tolerance=(1e-4, 1e-5))
     _, again = compiled(*mine)
-    assert 0 < kept.float().mean() < 1
-    assert not torch.equal(kept, again)
+    assert 0 < masks.float().mean() < 1
+    assert not torch.equal(masks, again)
 
 
-def test_a_long_sequence_is_a_loop_on_a_gpu() -> None:
-    """The program does not grow with the number of steps, and calls nothing."""
-    case = given("LSTM")
+def test_long_sequence_is_a_loop_on_cuda() -> None:
+    """The program does not grow with the number of steps, and has no custom calls."""
+    case = network_case("LSTM")
     sizes = []
     for time in (5, 50):
-        operands = [torch.randn(time, BATCH, IN), *case.operands[1:]]
+        operands = [torch.randn(time, BATCH, INPUT), *case.operands[1:]]
         (graph,) = of_function(lambda *operands: torch.ops.aten._cudnn_rnn(*case.call(*operands))[:3], operands, "cuda")
         text = stablehlo(graph, "cuda")
         assert calls(text) == set()
@@ -233,9 +239,9 @@ def test_a_long_sequence_is_a_loop_on_a_gpu() -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_the_precision_is_that_of_recurrent_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of convolutions, which cuDNN computes too, nor that of other products."""
-    case = given("LSTM")
+def test_precision_is_that_of_recurrent_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the precision of convolutions nor that of matrix products."""
+    case = network_case("LSTM")
     counts = []
     for settings in (Settings(matmul_tf32=True, convolution_tf32=True), Settings(recurrent_tf32=True)):
         internals.torch_settings(monkeypatch, settings)

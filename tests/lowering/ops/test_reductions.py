@@ -1,4 +1,4 @@
-"""Reductions: values, dtypes, NaN, ties, empty dimensions, gradients."""
+"""Reductions: values, dtypes, NaN, ties, empty dimensions, and gradients."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ SUMS: dict[str, Case] = {
 }
 EXTREMA: dict[str, Case] = {
     "values": lambda x: (x.amax(), x.amin(1), x.amax((0, 2), keepdim=True), x.amin(()), x.max(), x.min(), x[0, 0, 0].amax()),
-    "with places": lambda x: (x.max(1), x.min(-1, keepdim=True), x[0, 0, 0].max(0), x[0, 0, 0].min(0)),
-    "both": lambda x: (x.aminmax(), x.aminmax(dim=1), x.aminmax(dim=-1, keepdim=True)),
+    "with indices": lambda x: (x.max(1), x.min(-1, keepdim=True), x[0, 0, 0].max(0), x[0, 0, 0].min(0)),
+    "aminmax": lambda x: (x.aminmax(), x.aminmax(dim=1), x.aminmax(dim=-1, keepdim=True)),
 }
 
 
 @pytest.mark.sample(usual=3)
-@pytest.mark.parametrize("case", cases({**SUMS, **EXTREMA}, {"both": "aminmax has no gradient"}))
+@pytest.mark.parametrize("case", cases({**SUMS, **EXTREMA}, {"aminmax": "aminmax has no gradient"}))
 def test_reductions(case: str) -> None:
     check_gradients({**SUMS, **EXTREMA}[case], torch.randn(4, 3, 5).mT)
 
 
 VIEWS: dict[str, Case] = {
     "transposed": lambda x: x.mT,
-    "turned": lambda x: x.permute(2, 0, 1),
+    "permuted": lambda x: x.permute(2, 0, 1),
     "slices of rows": lambda x: x[..., 3:],
     "slices": lambda x: x[:, 2:],
-    "every second": lambda x: x[:, :, ::2],
+    "strided": lambda x: x[:, :, ::2],
     "transposed slices": lambda x: x[..., 3:].mT,
-    "slices of what is transposed": lambda x: x.mT[..., 1:].detach(),
+    "slices of a transposed tensor": lambda x: x.mT[..., 1:].detach(),
     "first slices": lambda x: x[1:],
 }
 
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("view", VIEWS)
-def test_of_what_the_graph_has_moved(view: str) -> None:
-    """It is reduced as it lies in memory, over rows of enough numbers for several steps; so is what is computed of it."""
+def test_reductions_of_views(view: str) -> None:
+    """A view, and a function of a view, is reduced in its memory order. Rows are long enough for several steps of a loop."""
     reductions: list[Callable[..., torch.Tensor]] = [
         torch.sum,
         torch.mean,
@@ -86,32 +86,32 @@ def test_of_what_the_graph_has_moved(view: str) -> None:
     ]
 
     def function(x: torch.Tensor) -> Any:
-        found = []
-        for moved in (VIEWS[view](x), VIEWS[view](x.abs())):
-            found += [reduce(moved) for reduce in (*reductions, torch.prod, torch.aminmax, torch.max)]
+        results = []
+        for view_of_x in (VIEWS[view](x), VIEWS[view](x.abs())):
+            results += [reduce(view_of_x) for reduce in (*reductions, torch.prod, torch.aminmax, torch.max)]
             for dims in ((0,), (1,), (-1,), (0, 1), (0, 2), (2, 1), (0, 1, 2)):
-                found += [reduce(moved, dim=dims, keepdim=keepdim) for reduce in reductions for keepdim in (False, True)]
-            found += [reduce(moved, dim=dims) for dims in ((1,), (0, 2), (0, 1, 2)) for reduce in others]
-            found += [moved.prod(dim) for dim in range(3)] + [moved.aminmax(dim=1), moved.max(0)]
-        return found
+                results += [reduce(view_of_x, dim=dims, keepdim=keepdim) for reduce in reductions for keepdim in (False, True)]
+            results += [reduce(view_of_x, dim=dims) for dims in ((1,), (0, 2), (0, 1, 2)) for reduce in others]
+            results += [view_of_x.prod(dim) for dim in range(3)] + [view_of_x.aminmax(dim=1), view_of_x.max(0)]
+        return results
 
     x = torch.randn(35, 70, 40, dtype=torch.float64)
     x[3, 4, 5] = nan
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
-    for given in (x, torch.randn(35, 70, 40, dtype=torch.float64)):
-        assert_equal(compiled(given), function(given))
+    for operand in (x, torch.randn(35, 70, 40, dtype=torch.float64)):
+        assert_equal(compiled(operand), function(operand))
 
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("shape", [(4, 40, 140), (1000, 130), (7, 9, 150), (3, 16, 8, 129), (1, 1, 64, 128)], ids=str)
-def test_of_long_rows(shape: tuple[int, ...]) -> None:
-    """Of slices, too, and of what is computed of them, over all dimensions and over all but the first."""
+def test_reductions_of_long_rows(shape: tuple[int, ...]) -> None:
+    """Also of slices and of functions of slices, over all dimensions and over all but the first."""
     reductions: list[Callable[..., torch.Tensor]] = [torch.sum, torch.mean, torch.amax, torch.amin, torch.linalg.vector_norm, torch.var]
 
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         crops, dims = (x[..., 2:-2, 3:-1], (x[..., 1:] - x[..., :-1]).abs(), y * 2, y.exp().flip(-1)), tuple(range(x.ndim))
-        return [reduce(crop, dim=over) for crop in crops for reduce in reductions for over in (dims, dims[1:])], x.prod()
+        return [reduce(crop, dim=reduced_dims) for crop in crops for reduce in reductions for reduced_dims in (dims, dims[1:])], x.prod()
 
     larger = [*shape[:-2], shape[-2] + 4, shape[-1] + 4]
     check(function, torch.rand(larger, dtype=torch.float64) + 0.5, torch.randn(shape, dtype=torch.float64), calls=1)
@@ -119,8 +119,8 @@ def test_of_long_rows(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("reduce", [torch.sum, torch.mean, torch.amax, torch.prod, torch.linalg.vector_norm])
-def test_what_is_reduced_is_not_transposed(reduce: Callable[..., torch.Tensor], tmp_path: Path) -> None:
-    """XLA would go through it in large steps."""
+def test_reduced_operand_is_not_transposed(reduce: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    """XLA would read a transposed operand with large strides."""
     compiled = torch.compile(lambda x: reduce(x.t()) * 2, backend="dynaxla", options={"dump": str(tmp_path)})
     compiled(torch.randn(300, 200))
     (program,) = tmp_path.glob("*.hlo.txt")
@@ -131,14 +131,14 @@ def test_what_is_reduced_is_not_transposed(reduce: Callable[..., torch.Tensor], 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 def test_inexact_dtypes(dtype: torch.dtype) -> None:
-    left_out = ("norms", "sum", "mean", "moments") if dtype.is_complex else ("trace",) if IS_OLDEST and dtype.itemsize < 4 else ()
-    cases = [case for name, case in SUMS.items() if name not in left_out]  # torch 2.11 has no trace of halves
+    excluded = ("norms", "sum", "mean", "moments") if dtype.is_complex else ("trace",) if IS_OLDEST and dtype.itemsize < 4 else ()
+    cases = [case for name, case in SUMS.items() if name not in excluded]  # torch 2.11 has no trace of half types
     check(lambda x: [case(x) for case in cases], torch.randn(4, 5, 3).to(dtype).mT, calls=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64])
-def test_whole_dtypes(dtype: torch.dtype) -> None:
-    """Sums and products are int64, extrema keep the dtype."""
+def test_integer_and_bool_dtypes(dtype: torch.dtype) -> None:
+    """Sums and products are int64; extrema have the operand's dtype."""
     x = torch.randint(0, 2 if dtype == torch.bool else 100, (4, 3, 5)).to(dtype)
     check(
         lambda x: (
@@ -162,7 +162,7 @@ def test_whole_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.bfloat16, torch.complex64])
-def test_truth(dtype: torch.dtype) -> None:
+def test_any_all_and_count_nonzero(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).to(dtype)
     check(
         lambda x: (
@@ -175,8 +175,8 @@ def test_truth(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.optimized
-def test_places_of_extrema() -> None:
-    """The first of equal ones; the first NaN before everything."""
+def test_indices_of_extrema() -> None:
+    """The index is that of the first NaN, or else of the first of equal extrema."""
     x = torch.tensor([[1.0, 3.0, 3.0, 0.0], [nan, 5.0, nan, -inf], [-inf, -inf, -inf, -inf], [0.0, -0.0, 2.0, nan], [inf, 1.0, inf, 2.0]])
     check(
         lambda x: (
@@ -190,7 +190,7 @@ def test_places_of_extrema() -> None:
 
 
 @pytest.mark.optimized
-def test_not_a_number() -> None:
+def test_nan_and_infinities() -> None:
     x = torch.tensor([[1.0, nan, 3.0], [nan, nan, nan], [inf, -inf, 0.0], [inf, inf, 1.0], [-inf, -inf, -inf]])
     check(
         lambda x: (
@@ -215,7 +215,7 @@ def test_logsumexp() -> None:
     check(lambda x: (x.logsumexp(1), x[0, 0, 0].logsumexp(0)), x.bfloat16(), calls=1)
 
 
-def test_without_elements() -> None:
+def test_empty_operands() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # degrees of freedom <= 0
         check(
@@ -242,8 +242,8 @@ def test_large_sums_are_as_accurate_as_eager() -> None:
         return x.sum(), x.sum(1), x.mean(1), x.t().mean(0), x.var(1), x.norm(dim=1)
 
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
-    for mine, truth in zip(compiled(x), function(exact), strict=True):
-        torch.testing.assert_close(mine.double(), truth, rtol=5e-7, atol=0)
+    for mine, reference in zip(compiled(x), function(exact), strict=True):
+        torch.testing.assert_close(mine.double(), reference, rtol=5e-7, atol=0)
 
 
 @pytest.mark.optimized
@@ -276,8 +276,8 @@ def test_hash_of_special_values() -> None:
 
 
 @pytest.mark.parametrize("values", [[[True, False], [False, False]], [[2.0, 0.0], [0.5, 3.0]], [[2, 256], [0, 3]]])
-def test_to_truth_values(values: list[list[float]]) -> None:
-    """Sums and products in bool: any and all."""
+def test_sums_and_products_in_bool(values: list[list[float]]) -> None:
+    """They are `any` and `all`."""
 
     def reductions(x: torch.Tensor) -> list[torch.Tensor]:
         bools = {"dtype": torch.bool}

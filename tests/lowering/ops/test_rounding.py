@@ -1,4 +1,4 @@
-"""Rounding of half types, denormals included, and towards zero."""
+"""Rounding to half types, including denormals, and rounding toward zero."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dynaxla.lowering.ops.rounding import rounded, truncate
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 def test_rounded_has_the_values_of_the_dtype(dtype: type) -> None:
-    """In a program, where XLA drops a pair of conversions."""
+    """In a program. XLA would remove a conversion and its inverse."""
     limits = jnp.finfo(dtype)
     ends = [0.0, -0.0, float(limits.max), -float(limits.tiny), np.inf, -np.inf, np.nan]
     x = np.concatenate([np.random.default_rng(0).standard_normal(1000) * 100, np.logspace(-3, 3, 1000), ends]).astype(np.float32)
-    found = jax.jit(lambda x: rounded(x, jnp.dtype(dtype)))(x)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, x.astype(dtype).astype(np.float32))
-    np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
+    result = jax.jit(lambda x: rounded(x, jnp.dtype(dtype)))(x)
+    assert result.dtype == jnp.float32
+    np.testing.assert_array_equal(result, x.astype(dtype).astype(np.float32))
+    np.testing.assert_array_equal(np.signbit(result), np.signbit(x))
 
 
 def test_rounded_keeps_denormals_and_its_own_dtype() -> None:

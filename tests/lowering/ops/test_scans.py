@@ -1,4 +1,4 @@
-"""Running sums, products and extrema."""
+"""Cumulative sums, products and extrema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def extrema(x: torch.Tensor) -> Any:
 
 @pytest.mark.optimized
 def test_sums_of_one_constant() -> None:
-    """XLA's simplifier aborts the process where it sees the sum of a conversion of a gathered constant."""
+    """XLA's simplifier aborts the process for a cumulative sum of a converted, gathered constant."""
     check(
         lambda index: [
             torch.zeros(1, dtype=torch.bool)[index].cumsum(0),
@@ -46,10 +46,9 @@ def test_gradients() -> None:
 
 
 @pytest.mark.quick
-def test_results_beyond_the_dtype_of_the_elements() -> None:
-    """Sums and products of integers are int64."""
+def test_integer_results_are_int64() -> None:
     check(
-        lambda *given: [(x.cumsum(0), x.cumprod(0), x.sum(), x.prod()) for x in given],
+        lambda *xs: [(x.cumsum(0), x.cumprod(0), x.sum(), x.prod()) for x in xs],
         *(torch.full((6,), 100, dtype=dtype) for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)),
         torch.ones(300, dtype=torch.bool),
     )
@@ -62,22 +61,27 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.optimized
-def test_places_with_ties_and_not_a_number() -> None:
+def test_indices_with_ties_and_nan() -> None:
     x = torch.tensor([[1.0, 1.0, nan, 5.0, nan, 2.0], [3.0, -inf, 3.0, inf, inf, -inf], [0.0, -0.0, 0.0, -1.0, -1.0, 7.0]])
     check(lambda x: (x.cummax(1), x.cummin(1), x.cummax(0), x.cummin(0), x.cumsum(1), x.cumprod(1), x.logcumsumexp(1)), x, calls=1)
 
 
 @pytest.mark.optimized
-def test_long() -> None:
-    """Half types are added in float32: in their own they would stand still after a few hundred."""
+def test_long_sums() -> None:
+    """Half types are added in float32: sums in the half type would stop growing after a few hundred elements."""
     check(lambda x: (x.cumsum(0), x.bfloat16().cumsum(0), x.half().cumsum(0)), torch.rand(5000), calls=1)
 
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_logarithms(dtype: torch.dtype) -> None:
-    """The imaginary parts go beyond pi, as the branches of the logarithms add up."""
+    """Imaginary parts exceed pi, because the logarithms' branches add up."""
     x = torch.complex(torch.randn(3, 20, 2).double(), torch.randn(3, 20, 2).double() * 3).to(dtype)
-    odd = torch.tensor([complex(-inf, 2), 1 + 2j, complex(-inf, 1), 2 - 3j, complex(inf, 1), complex(inf, 2), complex(1, nan), 1j])
-    check(lambda x, odd: (x.logcumsumexp(1), x.mT.logcumsumexp(-1), odd[:5].logcumsumexp(0), odd[5:].logcumsumexp(0)), x, odd, calls=1)
+    special = torch.tensor([complex(-inf, 2), 1 + 2j, complex(-inf, 1), 2 - 3j, complex(inf, 1), complex(inf, 2), complex(1, nan), 1j])
+    check(
+        lambda x, special: (x.logcumsumexp(1), x.mT.logcumsumexp(-1), special[:5].logcumsumexp(0), special[5:].logcumsumexp(0)),
+        x,
+        special,
+        calls=1,
+    )
     check_gradients(lambda x: x.logcumsumexp(0), x[0])

@@ -1,4 +1,4 @@
-"""Writing by index and by mask."""
+"""Writes by index and by mask."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_writes_of_other_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_indices_that_are_one_row_expanded(dim: int) -> None:
-    """Whole slices are written, as by `index_add`. Others have fewer of them than x, or strides of their own."""
+def test_index_expanded_from_one_row(dim: int) -> None:
+    """Whole slices are written, as by `index_add`. Some of the indices cover fewer slices than x, or are contiguous."""
     shape = [1, 1, 1]
     shape[dim] = 6
     row = torch.tensor([3, 1, 3, 0, 1, 3]).view(shape)
@@ -57,9 +57,13 @@ def test_indices_that_are_one_row_expanded(dim: int) -> None:
 
     def function(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> Any:
         index = row.expand(sizes)
-        ways = ("sum", "prod", "mean", "amax", "amin")
+        reductions = ("sum", "prod", "mean", "amax", "amin")
         return (
-            *[x.scatter_reduce(dim, index, y, way, include_self=own) for way in ways for own in (True, False)],
+            *[
+                x.scatter_reduce(dim, index, y, reduction, include_self=include_self)
+                for reduction in reductions
+                for include_self in (True, False)
+            ],
             x.scatter_add(dim, index, y),
             x.scatter_add(dim, index, y.repeat(2, 2, 2)),
             x.scatter_add(dim, index.narrow(dim - 1, 0, 3), y),
@@ -74,9 +78,9 @@ def test_indices_that_are_one_row_expanded(dim: int) -> None:
         compiled(torch.randn(5, 5, 5), torch.randn(sizes), row + 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch.export's own
-def test_strides_of_an_input_are_not_trusted() -> None:
-    """A function of JAX arrays was captured with indices that were one row; it may be called with others."""
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # from torch.export
+def test_index_of_an_exported_function_need_not_be_expanded() -> None:
+    """A function of JAX arrays is captured with an expanded index, and called with another."""
     index = torch.tensor([3, 1, 0]).unsqueeze(1).expand(3, 4)
     x, y, other = torch.zeros(5, 4), torch.randn(3, 4), torch.randint(0, 5, (3, 4))
     exported = dynaxla.export(lambda x, index, y: x.scatter_add(0, index, y), (x, index, y), platforms=["cpu"])
@@ -93,16 +97,20 @@ def test_gradients_of_expanded_indices() -> None:
 
 
 @pytest.mark.sample(usual=1)
-@pytest.mark.parametrize("places", [(4, 3, 1), (1, 3, 5), (4, 3, 5), (2, 3, 1)], ids=str)
-def test_indices_that_differ_along_some_dimensions(places: tuple[int, int, int]) -> None:
-    """Tokens chosen from each sequence, with all their features; points that are the same for all. In (2, 3, 1) some rows get none."""
-    index = torch.randint(0, 6, places)
-    sizes = [places[0] if places[0] > 1 else 4, 3, 5]
+@pytest.mark.parametrize("shape", [(4, 3, 1), (1, 3, 5), (4, 3, 5), (2, 3, 1)], ids=str)
+def test_index_expanded_along_some_dimensions(shape: tuple[int, int, int]) -> None:
+    """An index of tokens for each sequence, for instance, expanded over features. With (2, 3, 1), some rows have no index."""
+    index = torch.randint(0, 6, shape)
+    sizes = [shape[0] if shape[0] > 1 else 4, 3, 5]
 
     def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
         index = index.expand(sizes)
         return (
-            *[x.scatter_reduce(1, index, y, way, include_self=own) for way in ("mean", "amax") for own in (True, False)],
+            *[
+                x.scatter_reduce(1, index, y, reduction, include_self=include_self)
+                for reduction in ("mean", "amax")
+                for include_self in (True, False)
+            ],
             x.scatter_add(1, index, y),
             x.scatter_add(1, index[:, :, :4], y),
             x.half().scatter_add(1, index, y.half()),
@@ -113,14 +121,14 @@ def test_indices_that_differ_along_some_dimensions(places: tuple[int, int, int])
             x.permute(2, 1, 0).gather(1, index.transpose(0, 2)),
         )
 
-    def taken(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def gather(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return x.mT.gather(2, index.expand(sizes).mT)
 
     x = torch.randn(4, 6, 5)
     check(function, x, torch.randn(sizes), index)
-    check_gradients(taken, x, constants=[index])
+    check_gradients(gather, x, constants=[index])
     with pytest.raises(RuntimeError, match=r"index .*out of bounds for dimension 2"):
-        torch.compile(taken, backend="dynaxla")(x, index + 6)
+        torch.compile(gather, backend="dynaxla")(x, index + 6)
 
 
 def test_scatter() -> None:
@@ -149,7 +157,7 @@ def test_scatter() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
-def test_old_reductions() -> None:
+def test_deprecated_reductions() -> None:
     index = torch.randint(0, 3, (3, 4))
     check(
         lambda x, index: (
@@ -163,7 +171,7 @@ def test_old_reductions() -> None:
 
 
 def masked_writes(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor, square: torch.Tensor) -> Any:
-    """`row` has three True places, so it takes one slice or three."""
+    """`row` has three true elements, so the values are one slice or three."""
     return (
         x.index_put((row,), y[0]),
         x.index_put((row,), y[:1]),
@@ -186,7 +194,7 @@ def masked_writes(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor, square: t
 def test_masked_writes(dtype: torch.dtype) -> None:
     row = torch.tensor([True, False, True, True])
     square = torch.rand(4, 4) > 0.5
-    # The gradient of the values is a read with a mask, whose size depends on data: the values are constants here.
+    # The values are constants: their gradient is a read with a mask, whose size depends on data.
     x, y = torch.randn(4, 4, 4).to(dtype), torch.randn(4, 4, 4).to(dtype)
     if dtype.is_floating_point:
         check_gradients(masked_writes, x, constants=[y, row, square])
@@ -213,11 +221,11 @@ def test_masks_make_sizes_depend_on_data() -> None:
     with pytest.raises(UnsupportedOp, match="mask"):
         torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(x)
     check(function, x, fallback="kernel")
-    # Without fullgraph TorchDynamo leaves such code to eager mode.
+    # Without fullgraph, TorchDynamo runs such code in eager mode.
     assert torch.equal(torch.compile(lambda x: x[x > 0] * 2, backend="dynaxla")(x), x[x > 0] * 2)
 
 
-def test_places_of_nonzero_elements() -> None:
+def test_nonzero_static() -> None:
     x = torch.tensor([[0, 3, 0], [1, 0, 2]])
     check(
         lambda x: (
@@ -230,8 +238,8 @@ def test_places_of_nonzero_elements() -> None:
     )
 
 
-def test_index_fill_keeps_the_order_of_dimensions() -> None:
-    """Of what has gaps, too."""
+def test_index_fill_keeps_the_memory_order() -> None:
+    """Also for operands with gaps."""
     index = torch.tensor([2, 0])
     for x in (
         torch.randn(60).as_strided((4, 3), (3, 12)),
@@ -242,11 +250,11 @@ def test_index_fill_keeps_the_order_of_dimensions() -> None:
         check(lambda x, index: (x.index_fill(0, index, 2.0), x.index_fill(1, index, torch.tensor(3.0))), x, index)
 
 
-def test_sums_of_bools_say_whether_any_is_true() -> None:
-    twice = torch.tensor([[0, 0, 1, 2]])
+def test_sums_of_bools_are_any() -> None:
+    index = torch.tensor([[0, 0, 1, 2]])
     true = torch.tensor([[True, True, True, False]])
 
     def function(x: torch.Tensor, source: torch.Tensor) -> Any:
-        return x.scatter_add(1, twice, source), x.scatter_reduce(1, twice, source, "sum"), x.scatter_reduce(1, twice, source, "prod")
+        return x.scatter_add(1, index, source), x.scatter_reduce(1, index, source, "sum"), x.scatter_reduce(1, index, source, "prod")
 
     check(function, torch.tensor([[False, False, True]]), true, calls=1)

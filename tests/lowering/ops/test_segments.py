@@ -1,4 +1,4 @@
-"""Reductions over segments, by lengths and by offsets, with gaps, empty segments, ties, zeros and nan; and their gradients."""
+"""Reductions over segments given by lengths or offsets, and their gradients: gaps, empty segments, ties, zeros and nan."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_lengths_and_offsets(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.optimized
-def test_ties_zeros_and_not_a_number() -> None:
+def test_ties_zeros_and_nan() -> None:
     x = torch.tensor([2.0, 2.0, 1.0, 0.0, 0.0, 3.0, math.nan, 1.0, 0.0, 4.0, 5.0, math.nan, math.nan])
     for cotangent in (1.5, -1.5):
-        # min and max: eager leaves it open which numbers beside a nan get a gradient
+        # For min and max, eager mode leaves undefined which numbers next to a nan get a gradient.
         check_gradients(
             lambda x, lengths, cotangent=cotangent: [out * cotangent for out in reduced(x, lengths=lengths)],
             x,
@@ -48,7 +48,7 @@ def test_ties_zeros_and_not_a_number() -> None:
         )
 
 
-def test_half_types_and_nothing() -> None:
+def test_half_types_and_empty_operands() -> None:
     check(
         lambda x, n: (reduced(x, lengths=n), reduced(x[:0], lengths=n[2:], initial=3), reduced(x[:0, None], lengths=n[2:])),
         torch.randn(6).bfloat16(),
@@ -58,7 +58,7 @@ def test_half_types_and_nothing() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[3, 1], [7, -1], [9, 1]])
-def test_refused_lengths(lengths: list[int]) -> None:
+def test_invalid_lengths_raise(lengths: list[int]) -> None:
     compiled = torch.compile(lambda x, n: torch.segment_reduce(x, "sum", lengths=n), backend="dynaxla", fullgraph=True)
     x, n = torch.ones(6), torch.tensor(lengths)
     for function in (compiled, lambda x, n: torch.segment_reduce(x, "sum", lengths=n)):

@@ -1,4 +1,4 @@
-"""Inclusive ranges, windows, frequencies."""
+"""Inclusive ranges, window functions, and frequencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_windows(dtype: torch.dtype | None) -> None:
                 ]
         return [*results, torch.kaiser_window(9, dtype=dtype), torch.bartlett_window(9, dtype=dtype), torch.hamming_window(9, dtype=dtype)]
 
-    # Eager computes windows of half types in them.
+    # Eager mode computes windows of half types in the half type.
     check(function, calls=1, tolerance=(0.05, 0.01) if dtype == torch.bfloat16 else None)
 
 

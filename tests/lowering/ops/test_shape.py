@@ -1,4 +1,4 @@
-"""Views, joins, rearrangements and as_strided."""
+"""Views, joins, rearrangements, and writes to views."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from support.releases import IS_OLDEST
 aten = torch.ops.aten
 
 
-def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel()).reshape(shape).remainder(7).to(dtype)
 
 
-# What x of shape [4, 6, 3] becomes. `+ 0` makes a new tensor of a view, which is all that the first of the two groups would test.
+# Views of x of shape [4, 6, 3].
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "reshapes": lambda x: (x.reshape(-1, 9), x.reshape(2, 2, 18), x.flatten(1), x.unflatten(1, (2, 3)), x.unsqueeze(-1), x.unsqueeze(0)),
     "squeezes": lambda x: (x[:1, :, :1].squeeze(), x[:, :1].squeeze(1), x[:, :1].squeeze((0, 1, -1)), x.squeeze(-1)),
@@ -47,14 +47,14 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_views(case: str) -> None:
     function = VIEWS[case]
 
-    def fresh(x: torch.Tensor) -> Any:
+    def negated_views(x: torch.Tensor) -> Any:
         return torch.utils._pytree.tree_map(lambda view: view.neg(), function(x))
 
-    check_gradients(fresh, torch.randn(4, 6, 3))
-    check(lambda x: (function(x), fresh(x)), some(torch.int32, 4, 3, 6).mT, calls=1)
+    check_gradients(negated_views, torch.randn(4, 6, 3))
+    check(lambda x: (function(x), negated_views(x)), values(torch.int32, 4, 3, 6).mT, calls=1)
 
 
-NEW: dict[str, Callable[[torch.Tensor], Any]] = {
+REARRANGEMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "cat": lambda x: (torch.cat([x, x[:1]]), torch.cat([x, x[:, :0], x], -2), torch.cat([x]), torch.hstack([x, x])),
     "stack": lambda x: (torch.stack([x, x]), torch.stack([x, x], -1), torch.stack([x[0, 0, 0], x[0, 0, 1]])),
     "repeat": lambda x: (x.repeat(2, 1, 3), x.repeat(2, 0, 1, 1), x.tile(2), x.repeat_interleave(2, 1), x[0, 0, 0].repeat(3)),
@@ -70,10 +70,10 @@ NEW: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", NEW)
+@pytest.mark.parametrize("case", REARRANGEMENTS)
 def test_rearrangements(case: str) -> None:
     x = torch.randn(4, 6, 6) if case == "pixels" else torch.randn(4, 6, 3)
-    check_gradients(NEW[case], x)
+    check_gradients(REARRANGEMENTS[case], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.complex64])
@@ -91,20 +91,20 @@ def test_dtypes(dtype: torch.dtype) -> None:
             pads,
         )
 
-    check(moves, some(dtype, 4, 6, 3).mT, calls=1)
+    check(moves, values(dtype, 4, 6, 3).mT, calls=1)
 
 
 def test_joins_promote() -> None:
-    integers, halves, truths = some(torch.int32, 2, 3), torch.randn(2, 3).half(), torch.ones(2, 3, dtype=torch.bool)
+    integers, halves, bools = values(torch.int32, 2, 3), torch.randn(2, 3).half(), torch.ones(2, 3, dtype=torch.bool)
     check(
         lambda i, h, t: (torch.cat([i, h]), torch.cat([t, i], 1), torch.stack([h, h]), torch.cat([torch.zeros(0), h])),
         integers,
         halves,
-        truths,
+        bools,
     )
 
 
-def test_no_elements() -> None:
+def test_empty_operand() -> None:
     x = torch.randn(0, 3)
     check(
         lambda x: (x.view(3, 0), x.t() + 1, x.repeat(2, 2), torch.cat([x, x]), x.flip(0), x.roll(1), x.unbind(), x.unbind(1), x.diagonal()),
@@ -127,7 +127,7 @@ def writes(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 def test_writes_to_views() -> None:
     check_gradients(writes, torch.randn(4, 6, 3), torch.randn(4, 6, 3))
-    check(writes, some(torch.int64, 4, 6, 3), some(torch.int64, 4, 6, 3) + 1, calls=1)
+    check(writes, values(torch.int64, 4, 6, 3), values(torch.int64, 4, 6, 3) + 1, calls=1)
 
 
 def test_scatters_of_slices() -> None:
@@ -158,8 +158,8 @@ def test_dynamic_sizes() -> None:
             assert torch.equal(mine, theirs)
 
 
-def test_windows_are_made_of_runs(tmp_path: Path) -> None:
-    """Not of a slice for each of their places: sounds are cut into windows of hundreds."""
+def test_unfold_is_not_one_slice_per_element(tmp_path: Path) -> None:
+    """Windows of audio have hundreds of elements."""
     x = torch.randn(2, 4000)
     windows = torch.compile(lambda x: x.unfold(1, 400, 160) * 2, backend="dynaxla", options={"dump": tmp_path})
     assert torch.equal(windows(x), x.unfold(1, 400, 160) * 2)

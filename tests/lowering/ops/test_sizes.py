@@ -1,4 +1,4 @@
-"""Sizes, strides and offsets as numbers."""
+"""Ops that return sizes, strides and storage offsets as numbers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ X = torch.zeros(40)[3:].as_strided((4, 3), (2, 9))
         (aten.sym_storage_offset.default, [], 3),
     ],
 )
-def test_of_a_view(op: torch._ops.OpOverload, args: list[int], expected: int) -> None:
-    """As eager mode has them: an array has neither strides nor an offset."""
+def test_numbers_of_a_view(op: torch._ops.OpOverload, args: list[int], expected: int) -> None:
+    """Equal to eager mode's, although an array has neither strides nor an offset."""
     assert op(X, *args) == expected
     assert run_op(op, X, *args) == expected
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     def function(x: torch.Tensor) -> Any:
         return x * x.shape[0], x + x.numel() + x.stride(0), torch.full((x.shape[1],), x.shape[0])
 

@@ -1,4 +1,4 @@
-"""Softmax and its logarithm."""
+"""Softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_softmax(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.optimized
-def test_infinities_and_nothing() -> None:
+def test_infinities_and_empty_operands() -> None:
     inf = float("inf")
     x = torch.tensor([[-inf, -inf, -inf], [-inf, 1, 2], [inf, 1, 2], [float("nan"), 1, 2], [1e30, -1e30, 0]])
 
@@ -48,10 +48,10 @@ def test_infinities_and_nothing() -> None:
 @pytest.mark.parametrize("count", [33, 40, 100, 4099])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_long_rows(rows: int, count: int) -> None:
-    """Rows that are folded, with what spoils one of them at places that are folded together."""
+    """Vectorized reductions of rows, with special values at positions that are reduced together."""
     x = torch.randn(rows + 7, count) * 20
-    for row, spoilt in enumerate([(math.nan, 1e30), (1e30, math.nan), (math.nan, math.inf), (math.inf, 1.0), (-math.inf, -math.inf)]):
-        x[row, 0], x[row, count - 1] = spoilt
+    for row, special in enumerate([(math.nan, 1e30), (1e30, math.nan), (math.nan, math.inf), (math.inf, 1.0), (-math.inf, -math.inf)]):
+        x[row, 0], x[row, count - 1] = special
     x[5] = -math.inf
     x[6] = math.nan
 
@@ -66,6 +66,6 @@ def test_long_rows(rows: int, count: int) -> None:
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_scaled_scores(name: str, dtype: torch.dtype) -> None:
-    """A multiply-add contracted from the scale and the subtraction of the maximum would give infinite or no weights: NaN."""
+    """A fused multiply-add of the scale and the subtraction of the maximum would give infinite weights or none, and so NaN."""
     scores = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0), dtype=dtype) * (1e10 if dtype == torch.float32 else 1e19)
     check(lambda x: getattr(x * 0.3535, name)(-1), scores)

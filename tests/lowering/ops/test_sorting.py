@@ -1,5 +1,7 @@
-"""Sorting, selection by rank, search. Eager mode leaves the places of equal elements open except for stable sorts, so others are tested
-on distinct elements."""
+"""Sorting, selection by rank, and search.
+
+Eager mode leaves the indices of equal elements undefined except for stable sorts, so other ops are tested with distinct elements.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from support.releases import IS_OLDEST
 
 nan, inf = float("nan"), float("inf")
 
-ODD = torch.tensor(
+SPECIAL = torch.tensor(
     [
         [1.0, nan, -inf, 3.0, 0.5],
         [nan, 2.0, nan, 1.0, nan],
@@ -70,7 +72,7 @@ def test_stable() -> None:
 
 
 @pytest.mark.optimized
-def test_not_a_number_is_the_largest() -> None:
+def test_nan_is_the_largest() -> None:
     check(
         lambda x: (
             (
@@ -81,19 +83,19 @@ def test_not_a_number_is_the_largest() -> None:
                 (-x).topk(5)[0],
             ),
             (x.kthvalue(2)[0], x.median(1)[0], x.nanmedian(1)[0], x.median(), x.nanmedian(), x.median(1)[1][:2]),
-            () if IS_OLDEST else x.quantile(0.3, 1),  # TorchDynamo cannot trace it in torch 2.11: it looks whether all is nan
+            () if IS_OLDEST else x.quantile(0.3, 1),  # torch 2.11 inspects whether all values are nan, so TorchDynamo cannot trace it
         ),
-        ODD,
+        SPECIAL,
         calls=1,
     )
 
 
-def test_most_frequent() -> None:
+def test_mode() -> None:
     x = torch.tensor([[3, 1, 3, 1, 2, 2], [5, 5, 0, 0, 5, 0], [7, 7, 7, 7, 7, 7], [1, 2, 3, 4, 5, 5]])
     check(lambda x: (x.mode(), x.mode(0), x.float().mode(1), x[:, :1].mode(1)), x)
 
 
-def test_without_elements() -> None:
+def test_empty_operands() -> None:
     check(
         lambda x: (x.sort(), x.sort(0), x.topk(2), x.topk(0, 0), x.median(1), x.median(), x.mode(1), x.kthvalue(1, 1)),
         torch.zeros(0, 3),
@@ -103,11 +105,11 @@ def test_without_elements() -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 33, 100])
 def test_search(length: int) -> None:
-    """Short sequences are compared whole, long ones halved."""
+    """A short sequence is compared with each value; a long one is searched by bisection."""
     steps = torch.randint(-9, 9, (length,)).sort()[0]
     rows = torch.randint(-9, 9, (3, length)).float().sort()[0]
-    wanted = torch.randint(-10, 10, (3, 5)).float()
-    wanted[0, :3] = torch.tensor([nan, inf, -inf])
+    values = torch.randint(-10, 10, (3, 5)).float()
+    values[0, :3] = torch.tensor([nan, inf, -inf])
     check(
         lambda s, r, w: (
             torch.searchsorted(s.float(), w),
@@ -122,6 +124,6 @@ def test_search(length: int) -> None:
         ),
         steps,
         rows,
-        wanted,
+        values,
         calls=1,
     )

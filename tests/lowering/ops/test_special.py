@@ -1,4 +1,4 @@
-"""Special functions: their edges, poles, and divisors of the lowest integer."""
+"""Special functions at poles and limits, and common divisors of the smallest integer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.optimized
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_table_functions(dtype: torch.dtype) -> None:
+def test_special_functions(dtype: torch.dtype) -> None:
     names = "lgamma digamma erfinv i0"
     special = "i0e i1 i1e ndtri log_ndtr ndtr entr erfcx"
     functions: list[Callable[..., Any]] = [getattr(torch, name) for name in names.split()]
@@ -39,8 +39,8 @@ def test_table_functions(dtype: torch.dtype) -> None:
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_functions_at_their_edges(dtype: torch.dtype) -> None:
-    """Where JAX's functions of the same names fail: at poles, in the last place before a limit, far from zero, one beside an infinity."""
+def test_poles_and_limits(dtype: torch.dtype) -> None:
+    """Arguments for which JAX's functions fail: poles, the last number before a limit, large numbers, one infinite operand of two."""
     q = torch.tensor([-1e-10, -1e-3, -0.5, -1.25, -5.25, -9.3, -100.3, -2.0, 0.0, 1e-9], dtype=dtype)
     check(lambda q: [torch.special.zeta(n, q) for n in (1, 2, 3, 11)], q)
     check(lambda q: [torch.polygamma(n, q) for n in (1, 2, 3, 10)], q[1:-1])
@@ -53,6 +53,6 @@ def test_functions_at_their_edges(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=str)
-def test_divisors_of_the_lowest_integer(dtype: torch.dtype) -> None:
+def test_divisors_of_the_smallest_integer(dtype: torch.dtype) -> None:
     x = torch.tensor([torch.iinfo(dtype).min, 0, 1, 6, 100, -1, torch.iinfo(dtype).max], dtype=dtype)
     check_each([torch.gcd, torch.lcm], x[:, None], x)

@@ -1,4 +1,4 @@
-"""as_strided: reads and writes by strides of memory."""
+"""as_strided: reads and writes by strides in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_writes_through_strides() -> None:
     check(function, torch.randn(4, 6))
 
 
-def test_strides_out_of_a_view_are_refused() -> None:
+def test_strides_outside_of_a_view_raise() -> None:
     function = torch.compile(lambda x: x.exp()[:, :2].as_strided((4, 6), (6, 1)) + 1, backend="dynaxla", fullgraph=True)
     with pytest.raises(UnsupportedOp, match="outside of that tensor"):
         function(torch.randn(4, 6))

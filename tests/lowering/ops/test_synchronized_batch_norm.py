@@ -1,4 +1,4 @@
-"""SyncBatchNorm's parts, which have kernels for GPUs only: two processes' halves give what one batch gives."""
+"""Ops of SyncBatchNorm, which have kernels for GPUs alone: two halves of a batch give the result of the whole batch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def test_two_halves_make_one_batch(dtype: torch.dtype) -> None:
     weight, bias = torch.rand(2, 3, dtype=dtype)
     out, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, EPS)
     halves, counts = (x[:2], x[2:]), torch.tensor([8, 12], dtype=dtype)
-    found = [run_op(aten.batch_norm_stats.default, half, EPS, expected=(mean, invstd)) for half in halves]
-    means, invstds = (torch.stack(parts) for parts in zip(*found, strict=True))
+    statistics = [run_op(aten.batch_norm_stats.default, half, EPS, expected=(mean, invstd)) for half in halves]
+    means, invstds = (torch.stack(parts) for parts in zip(*statistics, strict=True))
     op = aten.batch_norm_gather_stats_with_counts.default
-    together = run_op(op, x, means, invstds, None, None, 0.1, EPS, counts, expected=(mean, invstd))
-    assert_equal(together, (mean, invstd))
-    evenly = run_op(aten.batch_norm_gather_stats.default, x, means[:1], invstds[:1], None, None, 0.1, EPS, 8, expected=(mean, invstd))
-    assert_equal(evenly, found[0])
+    combined = run_op(op, x, means, invstds, None, None, 0.1, EPS, counts, expected=(mean, invstd))
+    assert_equal(combined, (mean, invstd))
+    combined_evenly = run_op(
+        aten.batch_norm_gather_stats.default, x, means[:1], invstds[:1], None, None, 0.1, EPS, 8, expected=(mean, invstd)
+    )
+    assert_equal(combined_evenly, statistics[0])
     assert_equal(run_op(aten.batch_norm_elemt.default, x, weight, bias, mean, invstd, EPS, expected=out), out)
 
     grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
@@ -35,9 +37,9 @@ def test_two_halves_make_one_batch(dtype: torch.dtype) -> None:
     arguments = grad, x, mean, invstd, weight
     reduced = run_op(aten.batch_norm_backward_reduce.default, *arguments, True, True, True, expected=expected)
     assert_equal(reduced, expected)
-    counted = counts.to(torch.int32)
-    found_grad = run_op(aten.batch_norm_backward_elemt.default, *arguments, reduced[0], reduced[1], counted, expected=grad_x)
-    assert_equal(found_grad, grad_x)
+    int_counts = counts.to(torch.int32)
+    result = run_op(aten.batch_norm_backward_elemt.default, *arguments, reduced[0], reduced[1], int_counts, expected=grad_x)
+    assert_equal(result, grad_x)
 
 
 def test_statistics_for_an_update() -> None:

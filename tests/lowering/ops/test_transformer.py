@@ -1,4 +1,4 @@
-"""The fused kernels of attention modules and encoder layers in inference."""
+"""Fused kernels of attention modules and encoder layers, in inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 MULTI_HEAD = {
     "no mask": (None, None),
     "rows and columns": (torch.ones(5, 5, dtype=torch.bool).triu(1), 0),
-    "a row of nothing": (torch.ones(5, 5, dtype=torch.bool).triu(), 0),
+    "a hidden row": (torch.ones(5, 5, dtype=torch.bool).triu(), 0),
     "columns": (torch.tensor([[False] * 5, [False, False, True, True, True]]), 1),
     "full": (torch.zeros(2, 2, 5, 5).bernoulli(0.3) * -math.inf, 2),
 }

@@ -1,4 +1,4 @@
-"""Resampling of images, as ops of their own and under torch.compile."""
+"""Resampling of images, as single ops and in functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_interpolate(method: str) -> None:
 
 
 def test_scales_that_keep_or_double_a_size() -> None:
-    """Then ATen's two-dimensional kernels ignore the scale. 1.2 * 4 and 2.2 * 4 are cut to 4 and 8; the other dimension has its scale."""
+    """ATen's two-dimensional kernels then ignore the scale. 1.2 * 4 and 2.2 * 4 round down to 4 and 8."""
 
     def function(x):
         return [

@@ -1,4 +1,4 @@
-"""Sampling of images at places given by a tensor."""
+"""Sampling of images at positions given by a tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUMS = (1e-4, 1e-4)
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 def test_grid_sample(mode: str, padding: str) -> None:
     def function(x, grid):
-        # Cubic sampling reads sixteen places, and its gradient takes long to compile.
+        # Cubic sampling reads sixteen pixels, and its gradient takes long to compile.
         return [F.grid_sample(x, grid, mode, padding, align_corners=align) for align in ((True, False) if mode != "bicubic" else (False,))]
 
     check_gradients(function, torch.randn(2, 3, 5, 6), torch.randn(2, 4, 7, 2) * 1.5, tolerance=SUMS)
@@ -39,7 +39,7 @@ def test_affine_grid() -> None:
     check_gradients(function, torch.randn(2, 3, 5, 6), torch.randn(2, 2, 3), tolerance=SUMS)
 
 
-def test_places_that_are_no_numbers() -> None:
+def test_positions_that_are_not_finite() -> None:
     grid = torch.randn(1, 3, 3, 2)
     grid[0, 0, 0, 0], grid[0, 1, 1, 1], grid[0, 2, 2] = float("nan"), float("inf"), -float("inf")
 

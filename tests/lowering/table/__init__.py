@@ -1,4 +1,4 @@
-"""The ops whose lowerings the generic properties test: a new lowering is one row, in the module of its kind."""
+"""The table of ops that test_every_op.py tests. A new lowering is one row, in the module for its kind."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import pkgutil
 
 from lowering.table.oldest import as_in_this_torch
 
-# Every module here but those that say what a row is, and what the oldest torch does otherwise.
+# The modules with rows: all but `rows`, which defines a row, and `oldest`, which changes rows for the oldest torch.
 KINDS = [
-    importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__) if found.name not in ("rows", "oldest")
+    importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
+    if module.name not in ("rows", "oldest")
 ]
 ROWS = as_in_this_torch([row for kind in KINDS for row in kind.ROWS])
 
-# By test file: the ops without a row.
+# Pairs of a test file and an op without a row, which the file tests.
 ELSEWHERE = [(test, name) for kind in KINDS for test, names in kind.ELSEWHERE.items() for name in names.split()]

@@ -1,4 +1,4 @@
-"""Arithmetic: numbers with numbers, element by element."""
+"""Elementwise arithmetic."""
 
 import torch
 
@@ -27,7 +27,7 @@ ROUNDED = [Keywords(rounding_mode=mode) for mode in ("floor", "trunc", None)]
 
 
 def exponents(make: Make, n: int) -> torch.Tensor:
-    """Of a rank-0 operand: one."""
+    """Integer exponents; one number if the operand has rank 0."""
     return torch.tensor([3, -2, 0]) if make(n, 3).dim() else torch.tensor(3)
 
 
@@ -95,5 +95,5 @@ ROWS: list[Op] = [
     Op(prims.fma.default, same(3), FLOATS),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Comparisons, logic, bits, and choices by a condition."""
+"""Comparisons, logic, bits, and selections by a condition."""
 
 import torch
 
@@ -61,8 +61,8 @@ ROWS: list[Op] = [
     Op(prims.where.default, lambda make, n: [(make(n, 3) != 0, make(n, 3), make(n, 3))], (torch.float32, torch.int64), gradient=False),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
-    # torch's shape propagation gives it the operand's dtype, its kernel bool.
+    # torch's shape propagation returns the operand's dtype, its kernel bool.
     "lowering/ops/test_prims.py": "prims.signbit.default",
 }

@@ -1,11 +1,11 @@
-"""Random draws, and the gradients of what draws them; assertions."""
+"""Gradients of random ops. Random draws and assertions are tested elsewhere."""
 
 import torch
 
 from lowering.table.rows import FLOATS, NO_ORDER, Op, aten
 
 ROWS: list[Op] = [
-    # Of integers and bools it is float32.
+    # For integers and bools, the result is float32.
     Op(aten.native_dropout_backward.default, lambda make, n: [(make(n, 3), make(n, 3) > 0, 2.0)], (*FLOATS, torch.int64, torch.bool),
        without=NO_ORDER),
     Op(aten.rrelu_with_noise_backward.default, lambda make, n: [
@@ -13,11 +13,11 @@ ROWS: list[Op] = [
     ], FLOATS, gradient=False),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
-    # JAX functions that stand in torch's graphs.
+    # JAX functions in torch's graphs.
     "interop/test_jax_calls.py": "dynaxla.jax_call.default",
-    # What they draw is not what eager mode draws.
+    # Eager mode draws other numbers.
     "lowering/ops/test_random.py": """
         aten._fused_dropout.default aten._sample_dirichlet.default aten._standard_gamma.default aten.bernoulli.Tensor
         aten.bernoulli.default aten.bernoulli.p aten.cauchy.default aten.exponential.default aten.log_normal.default
@@ -30,19 +30,19 @@ ELSEWHERE: dict[str, str] = {
         aten.randint.generator aten.randint.low aten.randint.low_generator aten.randint_like.Tensor aten.randint_like.Tensor_generator
         aten.randint_like.default aten.randint_like.generator aten.randint_like.low_dtype aten.randint_like.low_generator_dtype
         aten.random.default aten.random.from aten.random.to aten.randperm.default aten.randperm.generator""",
-    # An op of programs alone, which checkpointed regions draw with.
+    # An op for checkpointed regions, which only programs can run.
     "passes/joint/test_checkpointing.py": "dynaxla.random_key.default",
-    # Ops of programs for rounded sizes alone.
+    # Ops for programs with rounded sizes.
     "lowering/ops/test_masking.py": """
         dynaxla.as_tuple.default dynaxla.cat_valid.default dynaxla.check_index.default dynaxla.masked.default
         dynaxla.reflect_or_replicate.default dynaxla.reflect_or_replicate_backward.default dynaxla.repeat_last.default
         dynaxla.roll_or_flip.default dynaxla.size_product.default dynaxla.slice_at.default dynaxla.write_into.default
         dynaxla.write_into_zeros.default""",
-    # What it gives depends on the program's checks.
+    # The result depends on the program's checks.
     "lowering/ops/test_commit_if_ok.py": "dynaxla.commit_if_ok.default",
     "sharding/test_marking.py": "dynaxla.sharding_constraint.default",
     "test_partitioning.py": "dynaxla.reshard.default dynaxla.replicated_to_local.default dynaxla.local_to_replicated.default",
-    # They have no result, or one that says nothing.
+    # They have no result, or one without information.
     "lowering/ops/test_assertions.py": """
         aten._assert_async.default aten._assert_async.msg aten._assert_scalar.default aten._assert_tensor_metadata.default
         aten._functional_assert_async.msg""",

@@ -1,4 +1,4 @@
-"""Ops on lists of tensors: a row for each overload of torch's that gives new tensors. What it takes beside its lists its schema says."""
+"""Ops on lists of tensors: a row for each overload that returns new tensors. Further arguments follow from the schema."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,9 +7,9 @@ import torch
 
 from lowering.table.rows import NO_ORDER, Keywords, Make, Op, Samples, aten
 
-# torch's own shape propagation reads the values of the last argument of these, so that no graph can hold them.
+# torch's shape propagation reads the values of the last argument, so these ops cannot be traced.
 READ_VALUES = (aten._foreach_addcmul.Tensor, aten._foreach_addcdiv.Tensor)
-# Eager mode has no kernels of these for integers.
+# Eager mode has no kernels for integers.
 ONLY_FLOATS = ("addcdiv", "frac", "lerp", "norm", "powsum")
 
 
@@ -23,13 +23,13 @@ def overloads() -> Iterator[torch._ops.OpOverload]:
 
 
 def tensors(make: Make, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """The last one of another dtype."""
+    """Tensors of these shapes, the last one with another dtype."""
     *first, last = (make(*shape) for shape in shapes)
     return [*first, last.to(torch.bfloat16 if last.is_floating_point() else torch.int32)]
 
 
 def samples(op: torch._ops.OpOverload) -> Samples:
-    """Lists of a matrix and a vector; for each kind of further argument a value."""
+    """Samples: lists of a matrix and a vector, and a value for each kind of further argument."""
 
     def argument(kind: str, make: Make, n: int) -> Any:
         if kind == "List[Tensor]":
@@ -54,8 +54,8 @@ def without(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return ("changing sizes",) if op is aten._foreach_max.default else ()
 
 
-# What a gradient is made of are the ops for single tensors.
+# Gradients consist of the ops for single tensors.
 ROWS: list[Op] = [Op(op, samples(op), dtypes(op), gradient=False, without=without(op)) for op in overloads()]
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Mathematical functions, element by element, and activations."""
+"""Elementwise mathematical functions, and activations."""
 
 import torch
 
@@ -41,14 +41,14 @@ ROWS: list[Op] = [
     Op(aten.copysign.Scalar, either((-1,), (0.0,)), (torch.float32, torch.int64)),
     Op(aten.heaviside.default, two, (*REAL, torch.bool), gradient=False),
     Op(aten.polygamma.default, number_and(0, 1, 3), (torch.float32, torch.float64), low=0.1),
-    # torch has no derivative by the first operand. XLA takes long to compile these.
+    # torch has no derivative with respect to the first operand. XLA takes long to compile these functions.
     *(
         Op(op.default, same(2), (torch.float32,), low=1.1, gradient=False, without=["changing sizes"])
         for op in (aten.igamma, aten.igammac, aten.special_zeta)
     ),
     Op(aten.special_zeta.self_scalar, number_and(2.5), (torch.float32,), low=0.1),
     Op(aten.special_zeta.other_scalar, of(2.5), (torch.float32,), low=1.1, gradient=False),
-    # Bessel functions and Airy's; torch has no derivatives of them.
+    # Bessel and Airy functions, for which torch has no derivatives
     *(
         Op(op.default, of(), (torch.float32, torch.int64, torch.bool), low=0.5, high=9, gradient=False)
         for op in (
@@ -58,7 +58,7 @@ ROWS: list[Op] = [
             aten.special_spherical_bessel_j0,
         )
     ),
-    # Derivatives of samples by the distribution's parameters; torch has no shape propagation for them.
+    # Derivatives of samples with respect to the distribution's parameters, for which torch has no shape propagation
     Op(aten._standard_gamma_grad.default, same(2), (torch.float64,), low=0.1, high=9, gradient=False, without=["changing sizes"]),
     Op(aten._dirichlet_grad.default, lambda make, n: [
         (make(n, 3) / 9, make(n, 3), make(n, 3) + 9)
@@ -93,5 +93,5 @@ ROWS: list[Op] = [
     Op(aten._log_softmax.default, lambda make, n: [(make(n, 3), dim, False) for dim in (0, -1)], FLOATS),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

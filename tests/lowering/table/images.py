@@ -1,4 +1,4 @@
-"""Images: padding, resampling, and sampling at given places."""
+"""Images: padding, resampling, and sampling at given positions."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from support.releases import ops_here
 
 SPACE = (4, 6, 5)
 PADDING = [1, 2, 0, 1, 2, 1]
-# Sums of products with weights that eager mode computes in the dtype of the image, or in float32.
+# Eager mode computes the weights in the dtype of the image, or in float32.
 SUMS = {torch.float32: (1e-4, 2e-5), torch.float64: (1e-6, 1e-6), torch.float16: (3e-2, 3e-2), torch.bfloat16: (3e-2, 3e-2)}
 
 
@@ -28,7 +28,7 @@ def after_padding(dims: int) -> Samples:
 
 
 def resampled(dims: int, *aligned: bool) -> Samples:
-    """With corners aligned or not, where the op has the choice."""
+    """Samples with each value of `align_corners`, if the op has this argument."""
     size = [3, 9, 4][3 - dims :]
     return lambda make, n: [(make(n, 2, *space(dims)), size, *align) for align in [(a,) for a in aligned] or [()]]
 
@@ -39,7 +39,7 @@ def after_resampling(dims: int, *aligned: bool) -> Samples:
 
 
 def sampled(dims: int) -> Samples:
-    """Bilinear with zeros around the image, and the nearest place with a reflected one. The other choices take long to compile."""
+    """Samples: bilinear with zero padding, and nearest with reflection. The other modes take long to compile."""
     return lambda make, n: [
         (make(n, 2, *space(dims)), make(n, *(2, 3, 2)[:dims], dims), mode, padding, aligned)
         for mode, padding, aligned in ((0, 0, False), (1, 2, True))
@@ -51,7 +51,7 @@ def after_sampling(dims: int) -> Samples:
 
 
 def windowed(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """Windows that overlap, and such as lie apart, one of them beyond the image's end."""
+    """Samples: overlapping windows, and windows with gaps, one of them beyond the image's end."""
     return [(make(n, 2, 5, 6), [3, 2], [1, 1], [1, 0], [1, 2]), (make(n, 2, 7, 6), [2, 2], [2, 1], [0, 1], [2, 3])]
 
 
@@ -94,7 +94,7 @@ ROWS: list[Op] = [
             *((2, (False,), op) for op in ops_here("aten._upsample_lanczos2d_aa.default")),
         )
     ),
-    *(  # torch fails to trace their gradients for sizes that change
+    *(  # torch fails to trace their gradients with symbolic sizes
         Op(op, resampled(dims, False, True), PAIR, tolerance=SUMS, without=["empty", "changing sizes"])
         for dims, op in (
             (1, aten.upsample_linear1d.default), (3, aten.upsample_trilinear3d.default), (2, aten._upsample_bicubic2d_aa.default),
@@ -119,5 +119,5 @@ ROWS: list[Op] = [
     Op(aten.grid_sampler_3d_backward.default, after_sampling(3), PAIR, tolerance=SUMS, **FORMULA),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

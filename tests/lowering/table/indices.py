@@ -1,4 +1,4 @@
-"""What reads or writes where indices or masks say: also tables of embeddings, rows of different lengths, and segments."""
+"""Reads and writes by indices and masks, embeddings, jagged tensors, and segments."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 from lowering.table.rows import EVERY, FEW, FLOATS, NUMERIC, PAIR, Keywords, Make, Op, Samples, alike, aten
 
-# What only moves elements does not depend on their dtype.
+# Ops that only move elements do not depend on the dtype.
 MOVED = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 SUMMED = (torch.float32, torch.bfloat16, torch.int64)
 INDEX = torch.tensor([2, 0])
@@ -16,37 +16,37 @@ OFFSETS = torch.tensor([0, 3, 3, 5])
 LENGTHS = torch.tensor([2, 0, 1])
 MEAN, MAX = 1, 2
 
-# What a forward pass has saved is computed by eager mode, which takes no operands of rank 0.
+# Eager mode computes the values that a forward pass saves, and takes no operands of rank 0.
 SAVED = ("rank 0",)
 
-# Eager mode takes a tensor of rank 0 and reads what is no part of it; it has no gradient of these ops.
+# For a tensor of rank 0, eager mode reads outside of it. torch has no gradients for these ops.
 JAGGED: dict[str, Any] = {"gradient": False, "without": ["rank 0"]}
 
 
 def put(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """Slices, and elements of which several are added to one."""
+    """Samples: slices, and elements of which several are added to one."""
     return [(make(n, 3), [None, INDEX], make(n, 2)), (make(n, 3), [TWICE, TWICE], make(3), True)]
 
 
 def masked(make: Make, n: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-    """Places outside of the tensor, which a mask covers."""
+    """A tensor, a mask, and indices that are out of range if the mask excludes them."""
     return make(n, 3), torch.tensor([True, False, True]), [None, torch.tensor([1, 9, 0])]
 
 
 def reduced(*names: str) -> Samples:
-    """With the tensor's own elements, and without."""
+    """Samples with and without `include_self`."""
     return lambda make, n: [
-        (make(n, 3), 1, TWICE, make(n, 3), name, Keywords(include_self=own)) for name in names for own in (True, False)
+        (make(n, 3), 1, TWICE, make(n, 3), name, Keywords(include_self=include_self)) for name in names for include_self in (True, False)
     ]  # fmt: skip
 
 
 def bags(make: Make, n: int, mode: int) -> tuple[Any, ...]:
-    """A table, places in it, where each bag begins, and how a bag is reduced; the row 1 does not count."""
+    """A table, indices, the offset of each bag, and the reduction. Row 1 is padding."""
     return make(5, 3), torch.arange(n) % 4, torch.tensor([0, 1, 1]).clamp(max=n), False, mode, False, None, False, 1
 
 
 def bag_gradients(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """A gradient, what was looked up and what was saved."""
+    """Samples: an upstream gradient, the indices, and the saved values."""
     samples = []
     for mode in (0, MEAN, MAX):
         _, indices, offsets, *rest = bags(make, n, mode)
@@ -97,7 +97,7 @@ ROWS: list[Op] = [
     Op(aten.index_add.default, lambda make, n: [(make(n, 3), 1, INDEX, make(n, 2))], NUMERIC),
     Op(aten.index_copy.default, lambda make, n: [(make(n, 3), 1, INDEX, make(n, 2))], MOVED),
     Op(aten.index_fill.int_Scalar, lambda make, n: [(make(n, 3), 1, INDEX, 2)], MOVED),
-    # The gradient of the value needs what is unique among the indices.
+    # The gradient of the value needs the unique indices, whose number depends on data.
     Op(aten.index_fill.int_Tensor, lambda make, n: [(make(n, 3), 1, INDEX, make())], FEW, gradient=False),
     Op(aten.index_reduce.default, reduced("prod", "mean", "amax", "amin"), SUMMED),
     *alike(put, aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default),
@@ -113,7 +113,7 @@ ROWS: list[Op] = [
     ]),
     Op(aten.embedding_renorm.default, lambda make, n: [(make(5, 3), torch.arange(n) % 4, 1.0, norm) for norm in (1.0, 2.0)], FLOATS,
        gradient=False),
-    # What torch saves for the gradient of a sum or a mean, and then does not read, is not the same here.
+    # For a sum or a mean, torch saves values for the gradient that it does not read. Ours are different.
     Op(aten._embedding_bag.default, lambda make, n: [bags(make, n, MAX)]),
     Op(aten._embedding_bag_forward_only.default, lambda make, n: [bags(make, n, MAX)], gradient=False),
     Op(aten._embedding_bag_backward.default, bag_gradients, PAIR, gradient=False, without=SAVED),
@@ -123,12 +123,12 @@ ROWS: list[Op] = [
     Op(aten._embedding_bag_per_sample_weights_backward.default, lambda make, n: [
         (make(3, 3), make(5, 3), torch.arange(n) % 4, torch.tensor([0, 1, 1]).clamp(max=n), torch.tensor([0, *[2] * n])[:n], 0, 1)
     ], PAIR, gradient=False),
-    # Rows of different lengths.
+    # Jagged tensors
     Op(aten._jagged_to_padded_dense_forward.default, lambda make, n: [(make(5, n), [OFFSETS], [4], 9.0)], **JAGGED),
     Op(aten._padded_dense_to_jagged_forward.default, lambda make, n: [(make(3, 4, n), [OFFSETS], 5)], **JAGGED),
     Op(aten.segment_reduce.default, segments),
     Op(aten._segment_reduce_backward.default, segment_gradients, gradient=False, without=SAVED),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Factorizations, and what is computed by them."""
+"""Factorizations, and results that are computed from them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from lowering.table.rows import FORMULA, Keywords, Make, Op, Samples, aten
 
 DTYPES = (torch.float64, torch.float32, torch.complex64)
-# Errors that grow with the condition of random matrices.
+# Errors grow with the condition number of random matrices.
 CONDITIONED = {torch.float32: (1e-3, 1e-3), torch.complex64: (1e-3, 1e-3), torch.float64: (1e-8, 1e-8)}
 
 
@@ -16,12 +16,12 @@ def square(*rest: Any) -> Samples:
 
 
 def dominant(x: torch.Tensor) -> torch.Tensor:
-    """With a larger diagonal, which keeps the condition small."""
+    """Makes the diagonal larger, which keeps the condition number small."""
     return x.add_(6 * torch.eye(x.shape[-1], dtype=x.dtype))
 
 
 def positive(x: torch.Tensor) -> torch.Tensor:
-    """Hermitian and positive definite, as x lies in memory."""
+    """A hermitian, positive definite matrix with x's memory order."""
     return x.copy_(x @ x.transpose(-2, -1).conj() + torch.eye(x.shape[-1], dtype=x.dtype))
 
 
@@ -30,7 +30,7 @@ def definite(*rests: tuple[Any, ...]) -> Samples:
 
 
 def with_right_sides(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """Both triangles, and equations from both sides."""
+    """Samples: both triangles, and systems with the matrix on either side."""
     return [
         (dominant(make(n, 3, 3)), make(n, *((3, 2) if left else (2, 3))), Keywords(upper=upper, left=left, unitriangular=upper))
         for upper in (False, True)
@@ -39,7 +39,7 @@ def with_right_sides(make: Make, n: int) -> list[tuple[Any, ...]]:
 
 
 def factored(make: Make, n: int) -> list[torch.Tensor]:
-    """Of matrices with small conditions, whose rows are exchanged."""
+    """LU factors of matrices with small condition numbers and permuted rows."""
     return list(aten.linalg_lu_factor_ex(dominant(make(n, 3, 3)).roll(1, -2))[:2])
 
 
@@ -48,8 +48,8 @@ ROWS: list[Op] = [
         (make(n, 3), make(n, 3)), (make(3, n), make(3, 1), Keywords(dim=0)), (make(n, 3, 2), make(1, 3, 2), Keywords(dim=-2)),
     ], DTYPES, without=["empty"]),
     Op(aten.linalg_matrix_exp.default, lambda make, n: [(make(n, 3, 3) / 3,)], DTYPES, tolerance=CONDITIONED),
-    # Cholesky's factors and triangular equations
-    # torch 2.14 has removed it.
+    # Cholesky factors and triangular systems
+    # torch 2.14 has removed this op.
     *([Op(aten.cholesky.default, definite((), (True,)), DTYPES, tolerance=CONDITIONED)] if hasattr(aten, "cholesky") else []),
     Op(aten.linalg_cholesky_ex.default, definite((), (Keywords(upper=True),)), DTYPES, tolerance=CONDITIONED),
     Op(aten.cholesky_inverse.default, square(True), DTYPES[:2], tolerance=CONDITIONED),
@@ -74,7 +74,7 @@ ROWS: list[Op] = [
         (*factored(make, n), make(n, 3, 2)), (*factored(make, n), make(n, 2, 3), Keywords(left=False, adjoint=True)),
     ], DTYPES, tolerance=CONDITIONED),
     Op(aten.lu_unpack.default, lambda make, n: [(make(n, 3, 3), factored(make, n)[1])], DTYPES),
-    # What is unique of the others
+    # Other factorizations, as far as their results are unique
     Op(aten._linalg_eigh.default, lambda make, n: [(make(n, 3, 3), triangle, False) for triangle in "LU"], DTYPES,
        tolerance=CONDITIONED, gradient=False),
     Op(aten._linalg_svd.default, lambda make, n: [(make(n, 3, 2), False, False)], DTYPES, tolerance=CONDITIONED, gradient=False),
@@ -95,11 +95,11 @@ ROWS: list[Op] = [
        (torch.complex64, torch.complex128)),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
-    # It has no result.
+    # The op has no result.
     "lowering/ops/test_linalg.py": "aten._linalg_check_errors.default",
-    # Their signs are free.
+    # The signs of the results are not unique.
     "lowering/ops/test_linalg_eigen.py": "aten.linalg_eig.default",
     "lowering/ops/test_linalg_qr.py": "aten.geqrf.default aten.linalg_qr.default",
 }

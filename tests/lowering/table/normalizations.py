@@ -1,4 +1,4 @@
-"""Normalizations, softmax's backward passes, and losses."""
+"""Normalizations, gradients of softmax, and losses."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ import torch
 
 from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, NO_ORDER, PAIR, Make, Op, Samples, aten
 
-# Sums over the batch, in another order and rounded at other places.
+# Sums over the batch have another order and other rounding.
 SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15)}
 EACH = [True, True, True]
 
 
 def batch(*rest: Any, statistics: bool = True) -> Samples:
-    """Images, weight, bias, running mean and variance."""
+    """Samples: images, weight, bias, running mean and variance."""
     return lambda make, n: [(make(n, 2, 3, 2), *(make(2) for _ in range(4 if statistics else 2)), *rest)]
 
 
 def after_batch_norm(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """By the statistics of the batch, and by running ones."""
+    """Samples: with the statistics of the batch, and with running statistics."""
     x, weight, mean, var = make(n, 2, 3, 2), make(2), make(2), make(2)
     saved = aten.native_batch_norm(x, weight, None, None, None, True, 0.1, 1e-3)[1:]
     grad = make(n, 2, 3, 2)
@@ -77,11 +77,11 @@ def after_margins(make: Make, n: int) -> list[tuple[Any, ...]]:
 
 
 ROWS: list[Op] = [
-    # Batch norms. Their operands are positive: variances are among them.
+    # Batch norms. The operands are positive, because they include variances.
     Op(aten._native_batch_norm_legit_no_training.default, batch(0.1, 1e-3), FLOATS, low=0.5, constants=[3, 4],
        without=NO_ORDER),
     Op(aten._native_batch_norm_legit.no_stats, batch(True, 0.1, 1e-3, statistics=False), FLOATS, without=NO_ORDER),
-    # In half types torch's shape function says float32 for the running statistics, which stay what they were in eager mode.
+    # In half types, torch's shape function returns float32 running statistics, but eager mode does not change their dtype.
     Op(aten._native_batch_norm_legit_functional.default,
        lambda make, n: [sample for training in (True, False) for sample in batch(training, 0.1, 1e-3)(make, n)],
        PAIR, low=0.5, constants=[3, 4], without=NO_ORDER),
@@ -92,12 +92,12 @@ ROWS: list[Op] = [
     Op(aten.native_batch_norm_backward.default, after_batch_norm, FLOATS, low=0.5, constants=[3, 4, 5, 6], without=NO_ORDER),
     Op(aten.batch_norm_backward.default, after_batch_norm_of_any_backend, PAIR, low=0.5, constants=[3, 4, 5, 6], without=NO_ORDER),
     Op(aten.batch_norm_update_stats.default, lambda make, n: [(make(n, 2, 3), None, None, 0.1)], PAIR, without=NO_FAKE),
-    # Of the last dimensions, and of groups of channels
+    # Norms over the last dimensions, and over groups of channels
     Op(aten.native_layer_norm.default,
        lambda make, n: [(make(n, 2, 3), [3], make(3), make(3), 1e-3), (make(n, 2, 3), [2, 3], None, None, 1e-3)], FLOATS),
     Op(aten.native_layer_norm_backward.default, after_layer_norm, FLOATS, tolerance=SUMS, constants=[3, 4], without=NO_ORDER),
     Op(aten._fused_rms_norm.default, lambda make, n: [(make(n, 2, 3), [3], make(3), None), (make(n, 2, 3), [2, 3], None, 1e-3)], FLOATS,
-       without=["rank 0"]),  # eager mode does not look at the shape
+       without=["rank 0"]),  # eager mode does not check the shape
     Op(aten.native_group_norm.default, lambda make, n: [(make(n, 4, 3), make(4), make(4), n, 4, 3, 2, 1e-3)], FLOATS, without=IN_ORDER),
     Op(aten.native_group_norm_backward.default, after_group_norm, FLOATS, gradient=False, without=IN_ORDER),
     # Softmax
@@ -116,15 +116,15 @@ ROWS: list[Op] = [
        lambda make, n: [(make(*shape), make(n, 3), classes(n), power, 0.5, weight, reduction)
                         for shape, power, weight, reduction in (((n,), 1, None, 0), ((), 2, make(3), 1), ((), 1, make(3), 2))], PAIR,
        without=NO_FAKE),
-    # Before torch.compile gives it to a backend, it takes it apart wrongly.
+    # torch.compile decomposes the op wrongly before a backend sees it.
     Op(aten.multilabel_margin_loss_forward.default, margins, PAIR, gradient=False,
-       without=["empty", *NO_FAKE]),  # eager mode leaves the mean of nothing unset
+       without=["empty", *NO_FAKE]),  # in eager mode, the mean over no elements is uninitialized
     Op(aten.multilabel_margin_loss_backward.default, after_margins, PAIR, without=NO_FAKE),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
-    # These have kernels for GPUs alone.
+    # These ops have kernels for GPUs alone.
     "lowering/ops/test_normalization.py": "aten._fused_rms_norm_backward.default",
     "lowering/ops/test_synchronized_batch_norm.py": """
         aten.batch_norm_stats.default aten.batch_norm_gather_stats.default aten.batch_norm_gather_stats_with_counts.default

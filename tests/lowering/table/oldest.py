@@ -1,4 +1,4 @@
-"""What torch 2.11 itself does otherwise than later ones, by op: what its row is without there. Nothing in it is dynaxla's."""
+"""Changes of rows for torch 2.11: defects of that version of torch, by op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lowering.table.rows import HALVES, NUMERIC, Op, Samples
 from support.releases import IS_OLDEST
 
 
-def along(*dims: int, rest: tuple[Any, ...]) -> Samples:
+def transform_samples(*dims: int, rest: tuple[Any, ...]) -> Samples:
     return lambda make, n: [(make(n, 3, 4), list(dims), *rest)]
 
 
@@ -30,13 +30,13 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
         "it has no kernel for halves, and its gradient takes no symbolic sizes",
         {"dtypes": [dtype for dtype in NUMERIC if dtype not in HALVES], "without": ["changing sizes"]},
     ),
-    "aten._fft_c2c.default": (_ONLY_LAST, {"samples": along(2, rest=(1, True)), "without": ["transposed"]}),
-    "aten._fft_r2c.default": (_ONLY_LAST, {"samples": along(2, rest=(2, True)), "without": ["transposed"]}),
+    "aten._fft_c2c.default": (_ONLY_LAST, {"samples": transform_samples(2, rest=(1, True)), "without": ["transposed"]}),
+    "aten._fft_r2c.default": (_ONLY_LAST, {"samples": transform_samples(2, rest=(2, True)), "without": ["transposed"]}),
 }
 
 
 def as_in_this_torch(rows: list[Op]) -> list[Op]:
-    """The rows, without what torch 2.11 does otherwise, where that is installed."""
+    """The rows for the installed torch: with torch 2.11, rows are changed as `CHANGES` says."""
     if not IS_OLDEST:
         return rows
     assert CHANGES.keys() <= {str(row) for row in rows}

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines two of the ops)
+import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (defines two of the ops)
 from lowering.table.rows import Keywords, Make, Op, Samples, aten
 
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
@@ -13,17 +13,17 @@ ADAGRAD = {"lr_decay": 0.1, "weight_decay": 0.1, "eps": 1e-6, "maximize": True}
 
 
 def lists(make: Make, n: int, count: int) -> list[list[torch.Tensor]]:
-    """For parameters, gradients and states: two tensors each, of different dtypes."""
+    """`count` lists (parameters, gradients, states) of two tensors of different dtypes."""
     return [[make(n, 3), make(3).double()] for _ in range(count)]
 
 
 def counts() -> list[torch.Tensor]:
-    """How many steps there were."""
+    """The numbers of steps."""
     return [torch.tensor(1.0), torch.tensor(7.0)]
 
 
-def scaling(found: float) -> dict[str, torch.Tensor]:
-    return {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(found)}
+def scaling(found_inf: float) -> dict[str, torch.Tensor]:
+    return {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(found_inf)}
 
 
 def adam(**more: Any) -> Samples:
@@ -31,7 +31,7 @@ def adam(**more: Any) -> Samples:
     full = {**ADAM, "weight_decay": 0.1, "amsgrad": True, "maximize": True, **more}
     return lambda make, n: [
         (*lists(make, n, 4), [], counts(), Keywords(plain)),
-        *((*lists(make, n, 5), counts(), Keywords(full, **scaling(found))) for found in (0.0, 1.0)),
+        *((*lists(make, n, 5), counts(), Keywords(full, **scaling(found_inf))) for found_inf in (0.0, 1.0)),
     ]
 
 
@@ -51,7 +51,7 @@ def adagrad(**more: Any) -> Samples:
 
 
 def recorded_adam(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """As a recorded step has it: the learning rate is a tensor among the operands."""
+    """Samples of a recorded step, in which the learning rate is a tensor."""
     plain = {**ADAM, "lr": 1.0, "weight_decay": 0.1, "amsgrad": False, "maximize": False, "names": ["lr"]}
     return [(*lists(make, n, 4), [], counts(), [RATE64], None, None, Keywords(plain, decoupled=decoupled)) for decoupled in (False, True)]
 
@@ -62,9 +62,9 @@ def recorded_sgd(make: Make, n: int) -> list[tuple[Any, ...]]:
 
 RATE64 = torch.tensor(0.05, dtype=torch.float64)
 RATE = {"lr": torch.tensor(0.05)}
-# torch's kernels for the CPU take elements one after the other from memory, whatever the strides are.
+# torch's CPU kernels ignore strides, and read contiguous memory.
 WITHOUT_GAPS = ("with gaps",)
-# torch has no shape propagation for most of them.
+# torch has no shape propagation for most of these ops.
 WITHOUT_SIZES = (*WITHOUT_GAPS, "changing sizes")
 
 ROWS: list[Op] = [
@@ -92,10 +92,10 @@ ROWS: list[Op] = [
         ([make(n, 3), make(3)], torch.zeros(1), torch.tensor([0.25]))
     ], (torch.float32,), gradient=False),
     Op(aten._amp_update_scale.default, lambda make, n: [
-        (torch.tensor(8.0), torch.tensor(count, dtype=torch.int32), torch.tensor(found), 2.0, 0.5, 3)
-        for count, found in ((0, 0.0), (2, 0.0), (1, 1.0))
+        (torch.tensor(8.0), torch.tensor(count, dtype=torch.int32), torch.tensor(found_inf), 2.0, 0.5, 3)
+        for count, found_inf in ((0, 0.0), (2, 0.0), (1, 1.0))
     ], (torch.float32,), gradient=False),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of a point and a degree; torch has no derivatives of them."""
+"""Orthogonal polynomials of a point and a degree, for which torch has no derivatives."""
 
 import torch
 
@@ -26,5 +26,5 @@ ROWS: list[Op] = [
     )
 ]
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

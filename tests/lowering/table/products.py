@@ -6,9 +6,9 @@ import torch
 
 from lowering.table.rows import EVERY, IN_ORDER, NO_ORDER, NUMERIC, PAIR, SHORT, Keywords, Make, Op, Samples, aten, products
 
-# Eager mode rounds between a product and a sum in half types; this does not.
+# In half types, eager mode rounds between a product and a sum; our lowerings do not.
 ROUNDED = {torch.bfloat16: (5e-2, 0.1), torch.float16: (1e-2, 1e-2)}
-# Rounding errors, which layer norms make larger.
+# Layer norms enlarge rounding errors.
 NORMALIZED = {torch.float32: (1e-4, 1e-4)}
 SCALED = Keywords(beta=2, alpha=3)
 
@@ -30,11 +30,11 @@ def attention(make: Make, n: int) -> list[tuple[Any, ...]]:
 
 
 def after_attention(make: Make, n: int) -> list[tuple[Any, ...]]:
-    found = []
+    samples = []
     for *inputs, dropout, causal in [sample if len(sample) == 5 else sample[:-1] for sample in attention(make, n)[:2]]:
         results = aten._scaled_dot_product_flash_attention_for_cpu(*inputs, dropout, causal)
-        found.append((make(n, 2, 3, 4), *inputs, *results, dropout, causal))
-    return found
+        samples.append((make(n, 2, 3, 4), *inputs, *results, dropout, causal))
+    return samples
 
 
 def multi_head(make: Make, n: int) -> list[tuple[Any, ...]]:
@@ -63,19 +63,19 @@ ROWS: list[Op] = [
     Op(aten.addbmm.default, added((2, 4), (-1, 2, 3), (-1, 3, 4)), NUMERIC, tolerance=ROUNDED),
     Op(aten._int_mm.default, lambda make, n: [(make(20 + n, 8), make(8, 16))], (torch.int8,), gradient=False),
     Op(aten._trilinear.default, lambda make, n: [(make(n, 3), make(5, 3, 4), make(n, 4), [1, 3], [0], [1, 2], [2, 3])], PAIR),
-    # Rows of groups, groups of matrices, and columns of groups. Their beginnings have to lie at multiples of 16 bytes.
+    # Groups of rows, groups of matrices, and groups of columns. They have to begin at multiples of 16 bytes.
     Op(aten._grouped_mm.default, lambda make, n: [
         (make(8 * n, 16), make(3, 16, 8), torch.tensor([1, 5, 8 * n], dtype=torch.int32)), (make(n, 8, 16), make(n, 16, 8)),
     ], (torch.bfloat16,), without=IN_ORDER),
-    # Smaller by as much as weights of eight bits are larger than others: what is added is of the size that tolerances are for.
+    # The operands are small, because 8-bit weights are large: results then have the magnitude for which tolerances are chosen.
     Op(aten._weight_int8pack_mm.default,
        lambda make, n: [(make(n, 32) / 128, torch.randint(-128, 127, (8, 32), dtype=torch.int8), make(8))],
        SHORT, gradient=False, without=IN_ORDER),
-    # Attention. The first two take only what is dense, and do not look whether it is.
+    # Attention. The first two ops need dense operands, and do not check this.
     Op(aten._scaled_dot_product_flash_attention_for_cpu.default, attention, SHORT, without=IN_ORDER),
     Op(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, after_attention, PAIR, gradient=False,
        without=IN_ORDER),
-    Op(aten._native_multi_head_attention.default, multi_head, PAIR, gradient=False, without=["empty"]),  # eager mode gives no weights then
+    Op(aten._native_multi_head_attention.default, multi_head, PAIR, gradient=False, without=["empty"]),  # eager mode: no weights then
     Op(aten._transformer_encoder_layer_fwd.default, encoder, PAIR, tolerance=NORMALIZED, gradient=False, without=NO_ORDER),
     # Distances
     Op(aten._cdist_forward.default, lambda make, n: [(make(n, 3, 2), make(n, 4, 2), p, None) for p in POWERS], PAIR),
@@ -84,12 +84,12 @@ ROWS: list[Op] = [
     Op(aten._pdist_forward.default, lambda make, n: [(make(n, 3), p) for p in POWERS], PAIR, without=IN_ORDER),
     Op(aten._pdist_backward.default,
        lambda make, n: [(make(n * (n - 1) // 2), make(n, 3), p, make(n * (n - 1) // 2).abs() + 1) for p in POWERS],
-       PAIR, gradient=False, without=[*IN_ORDER, "rank 0", "empty"]),  # of which eager mode crashes
+       PAIR, gradient=False, without=[*IN_ORDER, "rank 0", "empty"]),  # for which eager mode crashes
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
-    # These have kernels for GPUs alone.
+    # These ops have kernels for GPUs alone.
     "lowering/ops/test_matmul.py": "aten.mm.dtype aten.bmm.dtype aten.addmm.dtype aten.baddbmm.dtype",
     "lowering/ops/test_attention.py": """
         aten._scaled_dot_product_cudnn_attention.default aten._scaled_dot_product_cudnn_attention_backward.default
@@ -97,13 +97,13 @@ ELSEWHERE: dict[str, str] = {
         aten._scaled_dot_product_flash_attention.default aten._scaled_dot_product_flash_attention_backward.default
         aten._scaled_dot_product_fused_attention_overrideable.default
         aten._scaled_dot_product_fused_attention_overrideable_backward.default""",
-    # So have these cells; one of the layer's results is oneDNN's own.
+    # These cells, too. One result of the layer has oneDNN's own format.
     "lowering/ops/test_recurrent.py": """
         aten._thnn_fused_lstm_cell.default aten._thnn_fused_lstm_cell_backward_impl.default
         aten._thnn_fused_gru_cell.default aten._thnn_fused_gru_cell_backward.default
         aten.mkldnn_rnn_layer.default aten.mkldnn_rnn_layer_backward.default""",
-    # It has a kernel for GPUs alone.
+    # This op has a kernel for GPUs alone.
     "lowering/ops/test_recurrent_cudnn.py": "aten._cudnn_rnn.default dynaxla.rnn_gradients.default",
-    # Our own: a weight in the order that oneDNN reads.
+    # Our own op: a weight in the memory order that oneDNN reads.
     "passes/aten/test_weight_packing.py": "dynaxla.pack.default dynaxla.packed_convolution.default dynaxla.packed_linear.default",
 }

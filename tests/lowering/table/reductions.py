@@ -31,7 +31,7 @@ ROWS: list[Op] = [
     Op(aten._aminmax.default, of(), FEW, without=NO_SHAPES),
     Op(aten._aminmax.dim, along_each_dim, FEW, without=NO_SHAPES),
     *(Op(op, along_each_dim, REAL, gradient=False) for op in (aten.argmax.default, aten.argmin.default)),
-    # Truth
+    # Any, all and counts
     *(Op(op, of(), EVERY, gradient=False) for op in (aten.any.default, aten.all.default, aten.count_nonzero.default)),
     *(Op(op, along_each_dim, EVERY, gradient=False) for op in (aten.any.dim, aten.all.dim)),
     *(Op(op, each_and_all, EVERY, gradient=False) for op in (aten.any.dims, aten.all.dims)),
@@ -50,12 +50,12 @@ ROWS: list[Op] = [
         Op(op, either(([0],), ([0, 1],)), (*FEW, torch.bfloat16), **PRIM)
         for op in (prims.sum.default, prims.prod.default, prims.amax.default, prims.amin.default)
     ),
-    # Of nothing torch warns that there are too few degrees of freedom.
+    # For empty operands, torch warns that there are too few degrees of freedom.
     Op(prims.var.default, either(([0], 1.0), ([0, 1], 0.5)), gradient=False, without=["rank 0", "empty"]),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
-    # Torch has no kernel of the first; the second's signs are open.
+    # torch has no kernel for the first op; the signs of the second's results are not unique.
     "lowering/ops/test_prims.py": "prims.xor_sum.default prims.svd.default",
 }

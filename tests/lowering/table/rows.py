@@ -1,10 +1,10 @@
-"""What a row of the table is: an op, and how its samples are made.
+"""A row of the table: an op, and functions that make samples of its arguments.
 
-A row's samples are made with `make`, which gives operands of the property that is tested (dense or not, of rank 0), and with the size of
-the first dimension, 0 among others. Where eager mode refuses a sample of rank 0 or without elements, so may we. A case that is none of an
-op's samples, because it needs values of its own, is a test in the op's file.
+A sample function gets `make`, which makes operands with the tested property (dense, transposed, of rank 0), and the size of the first
+dimension, which may be 0. If eager mode refuses a sample of rank 0 or without elements, dynaxla may refuse it, too. A case that needs
+special values is a test in the op's file.
 
-The rows lie by kind of op. A module of rows also says where the ops without a row are tested (`ELSEWHERE`), and why.
+There is a module of rows for each kind of op. It also lists the ops without a row, with the file that tests them (`ELSEWHERE`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Make = Callable[..., torch.Tensor]
 
 
 class Keywords(dict[str, Any]):
-    """The last item of a sample: arguments that the op takes by their names."""
+    """The keyword arguments of an op, as the last item of a sample."""
 
 
 Samples = Callable[[Make, int], Sequence[tuple[Any, ...]]]
@@ -33,18 +33,28 @@ INTEGERS = (torch.int64, torch.uint8)
 REAL = (*FLOATS, *INTEGERS)
 NUMERIC = (*REAL, torch.complex64)
 EVERY = (*NUMERIC, torch.bool)
-# For what is the same in every dtype, and for ops that do what another one does.
+# For ops that do the same in every dtype, and for ops that are equivalent to another op.
 FEW = (torch.float32, torch.int64)
 PAIR = (torch.float32, torch.float64)
-# Where torch has kernels for no other half type, or they do the same.
+# For ops without kernels for float16, and for ops that do the same in both half types.
 SHORT = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Op:
-    """Attributes: low, high: bounds of the operands' numbers; tolerance: by dtype, with a reason; gradient: whether there is one;
-    constants: the places of those arguments by which torch does not differentiate; without: what there is a reason not to try: a form of
-    the operands, or "changing sizes"."""
+    """An op of the table.
+
+    Attributes:
+        op: The op.
+        samples: Returns the samples of the op's arguments.
+        dtypes: The dtypes to test.
+        low: The lower bound of the operands' elements.
+        high: The upper bound of the operands' elements.
+        tolerance: (rtol, atol) for a dtype. Each needs a reason.
+        gradient: True if the op has a gradient.
+        constants: The indices of the arguments that have no gradient.
+        without: The properties that are not tested, with a reason for each: forms of the operands, or "changing sizes".
+    """
 
     op: torch._ops.OpOverload
     samples: Samples
@@ -61,17 +71,17 @@ class Op:
 
 
 def alike(samples: Samples, op: torch._ops.OpOverload, *others: torch._ops.OpOverload, **options: Any) -> list[Op]:
-    """Rows of an op, in every dtype, and of others that do the same."""
+    """Rows of an op, in every dtype, and of equivalent ops, in few dtypes."""
     return [Op(op, samples, EVERY, **options), *(Op(other, samples, FEW, **options) for other in others)]
 
 
 def of(*rest: Any) -> Samples:
-    """One tensor, and further arguments."""
+    """Samples: one tensor, and further arguments."""
     return lambda make, n: [(make(n, 3), *rest)]
 
 
 def either(*rests: tuple[Any, ...]) -> Samples:
-    """One tensor, and one or other further arguments."""
+    """Samples: one tensor, and each of these lists of further arguments."""
     return lambda make, n: [(make(n, 3), *rest) for rest in rests]
 
 
@@ -80,17 +90,17 @@ def along_each_dim(make: Make, n: int) -> list[tuple[Any, ...]]:
 
 
 def two(make: Make, n: int) -> list[tuple[Any, ...]]:
-    """Two tensors of one shape, and two that are broadcast."""
+    """Samples: two tensors of equal shapes, and two that are broadcast."""
     return [(make(n, 3), make(n, 3)), (make(n, 3), make(3)), (make(n, 1), make())]
 
 
 def same(count: int, *rest: Any) -> Samples:
-    """So many tensors of one shape, and further arguments."""
+    """Samples: `count` tensors of equal shapes, and further arguments."""
     return lambda make, n: [(*(make(n, 3) for _ in range(count)), *rest)]
 
 
 def number_and(*numbers: Any) -> Samples:
-    """One or other number, and a tensor."""
+    """Samples: each of the numbers, and a tensor."""
     return lambda make, n: [(number, make(n, 3)) for number in numbers]
 
 
@@ -107,28 +117,28 @@ def image(*rest: Any) -> Samples:
 
 
 def products(*shapes: tuple[int, ...]) -> Samples:
-    """Tensors of these shapes; -1 is the changing size."""
+    """Samples: tensors of these shapes. -1 is the changing size."""
     return lambda make, n: [tuple(make(*(n if size == -1 else size for size in shape)) for shape in shapes)]
 
 
-# A prim's gradient is that of the op from whose decomposition it comes; one that is a view stands in no graph that AOTAutograd takes. What
-# prims refuse of rank 0 they refuse by assertions.
+# Prims have no gradients of their own: torch differentiates the op that decomposes into them. AOTAutograd takes no graphs with prims that
+# are views. Prims refuse operands of rank 0 by assertions.
 PRIM: dict[str, Any] = {"gradient": False, "without": ["rank 0"]}
 PRIM_VIEW: dict[str, Any] = {"gradient": False, "without": ["rank 0", "changing sizes"]}
 
-# torch's fake tensors run its kernel, which takes no symbolic sizes.
+# torch's fake tensors run the kernel, which takes no symbolic sizes.
 NO_SHAPES = ("changing sizes",)
 
-# The arguments hold strides, which fit dense operands.
+# The arguments contain strides, which fit dense operands.
 AS_STRIDED = ("transposed", "with gaps", "rank 0")
 
-# torch's shape functions give other strides there than its kernels.
+# torch's shape functions return other strides than its kernels.
 NO_ORDER = ("transposed",)
-# Eager mode takes operands in row-major order alone.
+# Eager mode takes operands only in row-major order.
 IN_ORDER = ("transposed", "with gaps")
 
-# torch's formula for the gradient is long (its symbols take seconds), and made of ops that have rows. The whole database tries it.
+# torch's formula for the gradient is long, so tracing it takes seconds, and consists of ops with rows. `make conformance` tests it.
 FORMULA: dict[str, Any] = {"gradient": False}
 
-# torch has no shape function of it, which torch.compile asks for.
+# torch has no shape function for the op, which torch.compile needs.
 NO_FAKE = ("changing sizes",)

@@ -1,4 +1,4 @@
-"""Views, copies and what puts tensors together."""
+"""Views, copies, and joins of tensors."""
 
 import torch
 
@@ -11,7 +11,7 @@ def ones_between(*rest: object) -> Samples:
 
 
 def diagonal(make: Make, n: int) -> torch.Tensor:
-    """As long as that of a tensor of n rows and 3 columns."""
+    """The diagonal of a tensor with n rows and 3 columns."""
     return make(min(n, 3))
 
 
@@ -20,9 +20,9 @@ def joined(*dims: int) -> Samples:
 
 
 ROWS: list[Op] = [
-    # Views, and copies of what they show
+    # Views, and their copying variants
     *alike(of(), aten.clone.default, aten.alias.default, aten.alias_copy.default, aten.lift_fresh_copy.default, aten._lazy_clone.default),
-    # A leaf cannot be lifted, and what is detached has no gradient.
+    # A leaf cannot be lifted, and detached tensors have no gradients.
     *(Op(op, of(), FEW, gradient=False) for op in (aten.lift.default, aten.lift_fresh.default, aten.detach_copy.default)),
     *alike(of([1, 0]), aten.permute.default, aten.permute_copy.default),
     *alike(either((0, 1), (-1, 0)), aten.transpose.int, aten.transpose_copy.int, aten.swapaxes.default, aten.swapdims.default),
@@ -48,8 +48,8 @@ ROWS: list[Op] = [
     *alike(of(1, 2, 1), aten.unfold.default, aten.unfold_copy.default),
     Op(aten.unfold_backward.default, lambda make, n: [
         (make(2, n, 3, 2), [2, n + 1, 3], 1, 2, 1), (make(n, 2), [3 * n], 0, 2, 3),
-    ], without=["rank 0"]),  # torch's decomposition, which is its shape function, takes no such gradient
-    # Gradients of views, and tensors of which what a view shows is replaced
+    ], without=["rank 0"]),  # torch's decomposition, which is its shape function, refuses such a gradient
+    # Gradients of views, and ops that replace the elements of a view
     Op(aten.select_backward.default, lambda make, n: [(make(n), [n, 3], 1, 2)]),
     Op(aten.slice_backward.default, lambda make, n: [(make(n, 2), [n, 3], 1, 0, 3, 2)]),
     Op(aten.diagonal_backward.default, lambda make, n: [(diagonal(make, n), [n, 3], 0, 0, 1)]),
@@ -71,7 +71,7 @@ ROWS: list[Op] = [
     Op(aten.diag_embed.default, either((), (1,), (-1, 0, 2)), EVERY),
     Op(aten.constant_pad_nd.default, either(([1, 2],), ([1, -1, 0, 2], 1)), EVERY),
     Op(aten.channel_shuffle.default, lambda make, n: [(make(n, 4, 3), 2)], FEW),
-    # Of nothing torch's fake tensors have another shape than its kernel.
+    # For empty operands, torch's fake tensors have another shape than its kernel.
     Op(aten.pixel_unshuffle.default, lambda make, n: [(make(n, 2, 4, 6), 2)], EVERY, without=["empty"]),
     Op(aten._to_copy.default, of(), EVERY),
     # Prims
@@ -83,7 +83,7 @@ ROWS: list[Op] = [
             (prims.split_dim.default, lambda make, n: [(make(n, 6), 1, 2)]),
             (prims.squeeze.default, ones_between([1, 3])),
             (prims.broadcast_in_dim.default, lambda make, n: [(make(n, 1), [n, 2, 4], [0, 2])]),
-            # A view of what is transposed there is not.
+            # For transposed operands, the result is no view.
             (prims.collapse_view.default, lambda make, n: [(torch.ones(n, 2, 3, dtype=make().dtype), 1, 2)]),
         )
     ),
@@ -101,7 +101,7 @@ ROWS: list[Op] = [
     ),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {
     # Their results are numbers, not tensors.
     "lowering/ops/test_sizes.py": "aten.sym_numel.default aten.sym_size.int aten.sym_storage_offset.default aten.sym_stride.int",

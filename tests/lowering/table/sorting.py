@@ -1,4 +1,4 @@
-"""Order: sorting, ranks, search, histograms."""
+"""Sorting, selection by rank, search, and histograms."""
 
 import torch
 
@@ -6,12 +6,12 @@ from lowering.table.rows import FLOATS, NO_SHAPES, PAIR, REAL, Keywords, Make, O
 
 
 def bounded(make: Make) -> torch.Tensor:
-    """In order, as boundaries of a search have to be."""
+    """Sorted boundaries for a search."""
     return make(5).sort(-1).values
 
 
 ROWS: list[Op] = [
-    # Eager mode leaves the places of equal elements open, but for stable sorts: of these dtypes there are none.
+    # Eager mode leaves the indices of equal elements undefined except for stable sorts. In these dtypes no elements are equal.
     *(
         Op(op, samples, PAIR)
         for op, samples in (
@@ -55,5 +55,5 @@ ROWS: list[Op] = [
     ),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

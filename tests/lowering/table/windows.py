@@ -1,4 +1,4 @@
-"""Pooling, and its backward passes: a gradient, the input, and what was saved."""
+"""Pooling and its gradients, which take an upstream gradient, the input, and saved values."""
 
 from typing import Any
 
@@ -30,18 +30,18 @@ def after_adaptive_average(forward: Any, size: list[int], *shape: int) -> Sample
 
 
 def after_maximum(forward: Any, *shape: int, settings: list[Any], backward: list[Any]) -> Samples:
-    """What the backward op takes between its input and the places of the maxima is `backward`."""
+    """Samples. `backward`: the arguments of the backward op between its input and the indices of the maxima."""
 
     def samples(make: Any, n: int) -> list[tuple[Any, ...]]:
         x = make(n, *shape)
-        out, places = forward(x, *settings)
-        return [(make(*out.shape), x, *backward, places)]
+        out, indices = forward(x, *settings)
+        return [(make(*out.shape), x, *backward, indices)]
 
     return samples
 
 
-def places(make: Any, n: int, *shape: int, among: int) -> torch.Tensor:
-    """In each image, different ones."""
+def maxima(make: Any, n: int, *shape: int, among: int) -> torch.Tensor:
+    """Random indices of maxima, all different within an image."""
     count = torch.Size(shape[1:]).numel()
     return torch.rand(n, shape[0], among).argsort(-1)[..., :count].reshape(n, *shape).contiguous()
 
@@ -67,23 +67,23 @@ ROWS: list[Op] = [
        after_maximum(aten.max_pool3d_with_indices, *THREE, settings=DEEP, backward=DEEP), PAIR),
     Op(aten.adaptive_max_pool2d.default, image([4, 2]), FLOATS),
     Op(aten.adaptive_max_pool3d.default, volume([3, 4, 2]), PAIR),
-    # torch's kernel rounds every sum of gradients to the half type, where windows share a maximum.
+    # If windows share a maximum, torch's kernel rounds every sum of gradients to the half type.
     Op(aten.adaptive_max_pool2d_backward.default, after_maximum(aten.adaptive_max_pool2d, *TWO, settings=[[4, 2]], backward=[]), FLOATS,
        tolerance={torch.float16: (2e-3, 4e-3), torch.bfloat16: (1.6e-2, 3.2e-2)}),
     Op(aten.adaptive_max_pool3d_backward.default, after_maximum(aten.adaptive_max_pool3d, *THREE, settings=[[3, 4, 2]], backward=[]), PAIR),
-    Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), places(make, n, 2, 3, 2, among=20), [5, 4])], PAIR),
+    Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), maxima(make, n, 2, 3, 2, among=20), [5, 4])], PAIR),
     Op(aten.max_unpool3d.default,
-       lambda make, n: [(make(n, 2, 2, 3, 2), places(make, n, 2, 2, 3, 2, among=60), [3, 5, 4], [1, 2, 2], [0, 0, 0])], PAIR),
+       lambda make, n: [(make(n, 2, 2, 3, 2), maxima(make, n, 2, 2, 3, 2, among=60), [3, 5, 4], [1, 2, 2], [0, 0, 0])], PAIR),
     Op(aten.fractional_max_pool2d.default,
        lambda make, n: [(make(n, *TWO), [2, 3], [4, 2], make(n, 2, 2).abs() / 3)], FLOATS, constants=[3]),
     Op(aten.fractional_max_pool3d.default,
        lambda make, n: [(make(n, *THREE), [2, 2, 1], [2, 3, 4], make(n, 2, 3).abs() / 3)], PAIR, constants=[3], without=NO_FAKE),
     Op(aten.fractional_max_pool2d_backward.default,
-       lambda make, n: [(make(n, 2, 2, 2), make(n, *TWO), [2, 3], [2, 2], places(make, n, 2, 2, 2, among=30))], PAIR),
+       lambda make, n: [(make(n, 2, 2, 2), make(n, *TWO), [2, 3], [2, 2], maxima(make, n, 2, 2, 2, among=30))], PAIR),
     Op(aten.fractional_max_pool3d_backward.default,
-       lambda make, n: [(make(n, 2, 2, 2, 1), make(n, *THREE), [2, 2, 1], [2, 2, 1], places(make, n, 2, 2, 2, 1, among=120))], PAIR,
+       lambda make, n: [(make(n, 2, 2, 2, 1), make(n, *THREE), [2, 2, 1], [2, 2, 1], maxima(make, n, 2, 2, 2, 1, among=120))], PAIR,
        without=NO_FAKE),
 ]  # fmt: skip
 
-# By test file: the ops without a row, and why.
+# The ops without a row, by the file that tests them.
 ELSEWHERE: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Attention kernels for TPUs: their values in Pallas' interpreter, and the programs that call them."""
+"""Attention kernels for TPUs: values in Pallas's interpreter, and the programs that call the kernels."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def heads(rows: int, columns: int, *, count: int = 2, key_heads: int = 2, size: 
     return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
 
-def hiding(*shape: int) -> torch.Tensor:
-    """A mask that is added, with -inf for some scores, for all of the third row, and for the first 150 columns of the fourth."""
+def additive_mask(*shape: int) -> torch.Tensor:
+    """An additive mask: -inf for some scores, for the whole third row, and for the first 150 columns of the fourth row."""
     mask = torch.randn(shape, dtype=torch.float64)
     mask[mask > 1] = -INFINITY
     if shape[2] > 3:
@@ -48,21 +48,21 @@ def hiding(*shape: int) -> torch.Tensor:
 
 CASES: dict[str, tuple[list[torch.Tensor], torch.Tensor | None, bool]] = {
     "plain": (heads(256, 256), None, False),
-    "lengths that no block divides": (heads(150, 300), None, False),
+    "lengths that are no multiple of a block": (heads(150, 300), None, False),
     "causal": (heads(300, 300), None, True),
     "causal with more columns": (heads(150, 500), None, True),
     "causal with more rows": (heads(500, 150), None, True),
     "grouped heads": (heads(300, 200, count=6), None, True),
     "value size": (heads(200, 200, value_size=24), None, False),
-    "mask": (heads(200, 300, count=4), hiding(2, 4, 200, 300), False),
-    "one mask for all": (heads(200, 300, count=4), hiding(1, 1, 200, 300), False),
-    "one row of a mask": (heads(200, 300), hiding(2, 1, 1, 300), True),
-    "bool mask": (heads(200, 300), hiding(2, 2, 200, 300) > -INFINITY, False),
+    "mask": (heads(200, 300, count=4), additive_mask(2, 4, 200, 300), False),
+    "one mask for all": (heads(200, 300, count=4), additive_mask(1, 1, 200, 300), False),
+    "one row of a mask": (heads(200, 300), additive_mask(2, 1, 1, 300), True),
+    "bool mask": (heads(200, 300), additive_mask(2, 2, 200, 300) > -INFINITY, False),
 }
 
 
 def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> Any:
-    """The output and the log-sum-exp, by torch in float64."""
+    """Returns the output and the log-sum-exps, computed by torch in float64."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.mT * 0.3
@@ -81,21 +81,21 @@ def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask:
 def test_values(name: str, dtype: Any, interpreted: None) -> None:
     tensors, mask, is_causal = CASES[name]
     query, key, value, grad = (jax.numpy.asarray(x.numpy(), dtype) for x in tensors)
-    wide = [torch.from_numpy(np.array(x, np.float64)).requires_grad_() for x in (query, key, value)]
-    out, logsumexp = reference(*wide, mask, is_causal)
+    wide_operands = [torch.from_numpy(np.array(x, np.float64)).requires_grad_() for x in (query, key, value)]
+    out, logsumexp = reference(*wide_operands, mask, is_causal)
     wide_grad = torch.from_numpy(np.array(grad, np.float64))
-    expected_grads = torch.autograd.grad(out, wide, wide_grad)
+    expected_grads = torch.autograd.grad(out, wide_operands, wide_grad)
 
     settings = KernelSettings(0.3, is_causal, jax.lax.Precision.HIGHEST)
-    given = None if mask is None else jax.numpy.asarray(mask.numpy(), None if mask.dtype == torch.bool else np.float32)
+    mask_array = None if mask is None else jax.numpy.asarray(mask.numpy(), None if mask.dtype == torch.bool else np.float32)
     with jax.enable_x64(True):
-        found = pallas_attention.forward(query, key, value, given, settings)
-        shared = jax.numpy.asarray((out * wide_grad).sum(3).detach().numpy(), np.float32)
+        outputs = pallas_attention.forward(query, key, value, mask_array, settings)
+        grad_out_sums = jax.numpy.asarray((out * wide_grad).sum(3).detach().numpy(), np.float32)
         statistics = jax.numpy.asarray(logsumexp.detach().numpy(), np.float32)
-        grads = pallas_attention.backward(grad, query, key, value, given, statistics, shared, settings)
-    assert [x.dtype for x in (*found, *grads)] == [query.dtype, np.float32, *[query.dtype] * 3]
+        grads = pallas_attention.backward(grad, query, key, value, mask_array, statistics, grad_out_sums, settings)
+    assert [x.dtype for x in (*outputs, *grads)] == [query.dtype, np.float32, *[query.dtype] * 3]
     tolerance = 2e-5 if dtype == np.float32 else 0.03
-    for mine, theirs in zip((*found, *grads), (out, logsumexp, *expected_grads), strict=True):
+    for mine, theirs in zip((*outputs, *grads), (out, logsumexp, *expected_grads), strict=True):
         np.testing.assert_allclose(np.array(mine, np.float64), theirs.detach().numpy(), rtol=tolerance, atol=tolerance)
 
 
@@ -108,7 +108,7 @@ def test_size_of_blocks(length: int, block: int) -> None:
 
 
 def attention(rows: int, columns: int, *, count: int = 8, key_heads: int = 2, mask: bool = False, dropout_p: float = 0.0) -> list[Call]:
-    """The fused op of the device "jax", forward and backward."""
+    """Calls of the fused op of the device "jax" and of its gradient."""
     shapes = (1, count, rows, 64), *[(1, key_heads, columns, 64)] * 2
     query, key, value = (torch.zeros((), dtype=torch.bfloat16).expand(shape) for shape in shapes)
     bias = torch.zeros(1, 1, rows, columns, dtype=torch.bfloat16) if mask else None
@@ -148,14 +148,14 @@ def test_programs_call_the_kernels(mask: bool) -> None:
 
 
 @pytest.mark.parametrize("call", attention(2048, 2048, dropout_p=0.1))
-def test_dropout_takes_scores_in_blocks(call: Call) -> None:
+def test_dropout_is_computed_in_blocks(call: Call) -> None:
     text = stablehlo(call)
     assert not calls_in(text)
     assert "2048x2048" not in text
 
 
 @pytest.mark.parametrize("call", attention(2048, 2048))
-def test_without_the_kernels_scores_are_in_blocks(call: Call) -> None:
+def test_scores_are_computed_in_blocks_without_the_kernels(call: Call) -> None:
     chooser = RecordingChooser(choose_by_rules)
     stablehlo(call, chooser)
     assert len(chooser.refusable) == 1
@@ -164,5 +164,5 @@ def test_without_the_kernels_scores_are_in_blocks(call: Call) -> None:
 
 
 @pytest.mark.parametrize("call", [*attention(1, 4096), *attention(64, 64)])
-def test_small_attention_takes_matrix_products(call: Call) -> None:
+def test_small_attention_uses_matrix_products(call: Call) -> None:
     assert not calls_in(stablehlo(call))

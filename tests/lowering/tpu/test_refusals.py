@@ -1,4 +1,4 @@
-"""Functions for all platforms raise an error when JAX lowers an op for a TPU that XLA does not compile there."""
+"""Functions for all platforms raise when JAX lowers an op for a TPU that XLA cannot compile for TPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dynaxla.lowering.tpu.refusals import marked
 
 
 @pytest.mark.parametrize("is_64_bit", [False, True])
-def test_a_function_for_all_platforms_is_refused_on_tpus(is_64_bit: bool) -> None:
-    """Its platform is known when JAX lowers it. It is differentiated and batched before."""
+def test_portable_function_raises_on_tpus(is_64_bit: bool) -> None:
+    """JAX differentiates and batches the function before it lowers the function for a platform."""
 
     def pinv(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.pinv(x) + x

@@ -1,4 +1,4 @@
-"""Ops that XLA's compiler for TPUs does not compile."""
+"""Ops that XLA cannot compile for TPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMPILABLE = {
 
 
 @pytest.mark.parametrize("name", UNCOMPILABLE)
-def test_refused_by_name(name: str) -> None:
+def test_uncompilable_op_raises(name: str) -> None:
     call = UNCOMPILABLE[name]
     module, _, _ = graph_of([call])
     (node,) = module.graph.find_nodes(op="call_function", target=call.op)
@@ -41,6 +41,6 @@ def test_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPILABLE)
-def test_left_to_xla(name: str) -> None:
+def test_compilable_op_is_lowered(name: str) -> None:
     module, _, _ = graph_of([COMPILABLE[name]])
     Interpreter(module, "tpu")

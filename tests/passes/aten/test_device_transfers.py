@@ -1,4 +1,4 @@
-"""Graphs with tensors on several devices: which programs they become, and that these compute the whole."""
+"""Tests of passes/aten/device_transfers.py: the programs of graphs with tensors on several devices, and the results of these programs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from support.fakes.several_devices import CPU, CUDA, Devices, built, parts_of, t
 aten = torch.ops.aten
 
 
-def of_cuda(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
-    """x is on the GPU, a on the CPU; both are read there, and copied in either direction."""
-    there = to_device(a + 1, "cuda:0") @ x
-    here = to_device(there.sum(0), "cpu")
-    back = to_device(here * a.sum() + a[0], "cuda:0")
-    return [back + x, here, there.sin(), a.cos(), x, a[1:], a]
+def both_directions(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    """x is on the GPU, a on the CPU. Values are copied in both directions."""
+    on_gpu = to_device(a + 1, "cuda:0") @ x
+    on_cpu = to_device(on_gpu.sum(0), "cpu")
+    returned = to_device(on_cpu * a.sum() + a[0], "cuda:0")
+    return [returned + x, on_cpu, on_gpu.sin(), a.cos(), x, a[1:], a]
 
 
 def scalars(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
@@ -36,29 +36,29 @@ def both_gpus(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
     return [to_device(to_device(x * 2, "cuda:1").sin(), "cuda:0") + x, to_device(a, "cuda:1").exp()]
 
 
-def draws_here(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+def draws_on_cpu(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
     return [x + to_device(torch.rand(3), "cuda:0") * 0 + 1, a]
 
 
-def of_several_results(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
-    values, places = to_device(a, "cuda:0").sort()
-    return [values + x, to_device(places, "cpu") * 2]
+def several_results(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    values, indices = to_device(a, "cuda:0").sort()
+    return [values + x, to_device(indices, "cpu") * 2]
 
 
-FUNCTIONS = [of_cuda, scalars, both_gpus, draws_here, of_several_results]
+FUNCTIONS = [both_directions, scalars, both_gpus, draws_on_cpu, several_results]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
-def test_the_parts_compute_the_whole(function: Any, dynamic: bool) -> None:
+def test_parts_compute_the_same_as_the_graph(function: Any, dynamic: bool) -> None:
     x, a = torch.randn(3, 3), torch.randn(3, 3)
     module = traced(function, x, a, on=[CUDA, CPU], dynamic=dynamic)
     assert_equal(Devices().run(module, x, a), function(x, a), tolerance=(1e-5, 1e-5))
 
 
-def test_each_program_has_one_device_and_they_are_few() -> None:
+def test_each_program_has_one_device() -> None:
     x = torch.randn(3, 3)
-    assert parts_of(traced(of_cuda, x, x.clone(), on=[CUDA, CPU])) == [
+    assert parts_of(traced(both_directions, x, x.clone(), on=[CUDA, CPU])) == [
         ("cpu", ["add", "sum", "select", "cos", "slice"]),
         ("torch", ["_to_copy"]),
         ("cuda:0", ["mm", "sum", "sin"]),
@@ -72,8 +72,8 @@ def test_each_program_has_one_device_and_they_are_few() -> None:
     ]  # fmt: skip
 
 
-def test_numbers_go_along() -> None:
-    """What the CPU's tensors give is computed there, and what is copied from a GPU with it."""
+def test_cpu_scalars_do_not_split_programs() -> None:
+    """Scalars of CPU tensors are computed on the CPU. Scalars that are copied from a GPU are computed in the GPU's program."""
     x = torch.randn(3, 3)
     assert parts_of(traced(scalars, x, x.clone(), on=[CUDA, CPU])) == [
         ("cpu", ["sum", "add"]),
@@ -98,14 +98,14 @@ def numbered(x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("function", [mask, constant, numbered], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
-def test_what_is_known_before_is_made_where_it_is_wanted(function: Any, dynamic: bool) -> None:
+def test_constants_are_created_on_the_device_that_reads_them(function: Any, dynamic: bool) -> None:
     x = torch.randn(3, 3)
     ((device, _),) = parts_of(traced(function, x, on=[CUDA], dynamic=dynamic))
     assert device == "cuda:0"
     assert_equal(Devices().run(traced(function, x, on=[CUDA], dynamic=dynamic), x), function(x))
 
 
-def test_what_is_made_there_says_so() -> None:
+def test_moved_constants_have_the_new_device() -> None:
     module = traced(mask, torch.randn(3, 3), on=[CUDA])
     remove_detours(module.graph)
     assert not has_several_devices(module)
@@ -115,29 +115,29 @@ def test_what_is_made_there_says_so() -> None:
     assert {node.meta["val"].device for node in module.graph.nodes if node.op == "call_function"} == {CUDA}
 
 
-def test_random_numbers_are_drawn_where_eager_mode_draws_them() -> None:
+def test_random_ops_run_on_eager_modes_device() -> None:
     x = torch.randn(3, 3)
-    assert [device for device, ops in parts_of(traced(draws_here, x, x.clone(), on=[CUDA, CPU])) if "rand" in ops] == ["cpu"]
+    assert [device for device, ops in parts_of(traced(draws_on_cpu, x, x.clone(), on=[CUDA, CPU])) if "rand" in ops] == ["cpu"]
 
 
-def indexed(x: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
-    return [x[places], x.index_put((places,), torch.zeros(()), accumulate=True)]
+def indexed(x: torch.Tensor, indices: torch.Tensor) -> list[torch.Tensor]:
+    return [x[indices], x.index_put((indices,), torch.zeros(()), accumulate=True)]
 
 
-def test_an_index_on_the_cpu_is_brought_to_the_gpu() -> None:
-    x, places = torch.randn(4, 3), torch.tensor([2, 0])
-    assert [device for device, _ in parts_of(traced(indexed, x, places, on=[CUDA, CPU]))] == ["torch", "cuda:0"]
-    assert_equal(Devices().run(traced(indexed, x, places, on=[CUDA, CPU]), x, places), indexed(x, places))
+def test_cpu_index_is_copied_to_gpu() -> None:
+    x, indices = torch.randn(4, 3), torch.tensor([2, 0])
+    assert [device for device, _ in parts_of(traced(indexed, x, indices, on=[CUDA, CPU]))] == ["torch", "cuda:0"]
+    assert_equal(Devices().run(traced(indexed, x, indices, on=[CUDA, CPU]), x, indices), indexed(x, indices))
 
 
-def test_an_index_on_a_gpu_is_not_brought_to_the_cpu() -> None:
-    """torch runs such an op, and refuses it."""
-    x, places = torch.randn(4, 3), torch.tensor([2, 0])
-    parts = parts_of(traced(indexed, x, places, on=[CPU, CUDA]))
+def test_gpu_index_is_not_copied_to_cpu() -> None:
+    """torch runs the ops, and raises."""
+    x, indices = torch.randn(4, 3), torch.tensor([2, 0])
+    parts = parts_of(traced(indexed, x, indices, on=[CPU, CUDA]))
     assert [op for device, ops in parts if device == "torch" for op in ops] == ["index", "index_put"]
 
 
-def test_what_is_copied_into_a_tensor_is_brought_to_it() -> None:
+def test_source_of_copy_is_moved_to_destination() -> None:
     def function(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
         return [aten.copy.default(x * 2, a), aten.copy.default(a, x)]
 
@@ -147,8 +147,8 @@ def test_what_is_copied_into_a_tensor_is_brought_to_it() -> None:
     assert_equal(Devices().run(traced(function, x, a, on=[CUDA, CPU]), x, a), function(x, a))
 
 
-def test_a_copy_to_the_cpu_waits() -> None:
-    """What reads it may be AOTAutograd's wrapper, or a program. A copy to a GPU need not: its stream waits."""
+def test_copy_to_cpu_blocks() -> None:
+    """Either AOTAutograd's wrapper or a program reads the copy. A copy to a GPU need not block: its stream waits."""
 
     def function(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
         return [to_device(x, "cpu", True) + a, to_device(a, "cuda:0", True) + x]
@@ -160,7 +160,7 @@ def test_a_copy_to_the_cpu_waits() -> None:
     assert [(node.kwargs["device"], node.kwargs["non_blocking"]) for node in copies] == [(CPU, False), (CUDA, True)]
 
 
-def test_torch_refuses_what_eager_mode_refuses() -> None:
+def test_op_on_several_devices_is_left_to_torch() -> None:
     graph, (x, a), call = built(((3,), CUDA), ((3,), CPU))
     graph.output((call(aten.add.Tensor, x, a, like=((3,), CUDA)),))
     module = GraphModule(torch.nn.Module(), graph)
@@ -169,21 +169,23 @@ def test_torch_refuses_what_eager_mode_refuses() -> None:
         Scheduler(Devices(), Options(fallback="error")).runner(AtenGraph("graph", module))
 
 
-def test_a_copy_is_no_fallback() -> None:
+def test_copy_is_not_a_fallback() -> None:
     x = torch.randn(3, 3)
     options = Options(fallback="error")
-    assert parts_of(traced(of_cuda, x, x.clone(), on=[CUDA, CPU]), options) == parts_of(traced(of_cuda, x, x.clone(), on=[CUDA, CPU]))
+    assert parts_of(traced(both_directions, x, x.clone(), on=[CUDA, CPU]), options) == parts_of(
+        traced(both_directions, x, x.clone(), on=[CUDA, CPU])
+    )
 
 
-def test_an_effects_token_is_on_no_device() -> None:
+def test_effects_token_has_no_device() -> None:
     graph, (token, x), call = built(((0,), CPU), ((3,), CUDA))
     effects = call(torch.ops.higher_order.with_effects, token, aten._assert_async.msg, x, "no", like=((0,), CPU))
     graph.output((call(operator.getitem, effects, 0, like=((0,), CPU)), x))
     assert not has_several_devices(GraphModule(torch.nn.Module(), graph))
 
 
-def test_what_runs_between_programs_anyway_keeps_its_place() -> None:
-    """A write to an input comes after all that reads the input before it, on whatever device."""
+def test_writes_to_inputs_keep_their_position() -> None:
+    """A write to an input runs after all earlier reads of the input, on each device."""
 
     def function(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
         before = to_device(x * 2, "cpu") + a

@@ -1,4 +1,4 @@
-"""Option freeze: what parameters alone decide is computed once, and again whenever torch can see that one has changed."""
+"""Tests of passes/aten/freeze.py (option freeze): values that depend only on parameters are computed once, and again after a change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dynaxla.passes.aten.freeze import copy_weights, freeze
 
 
 class Net(nn.Module):
-    """Batch norms that fold into what stands before them, and one that cannot."""
+    """Three batch norms that fold into the convolution before them, and one that cannot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Net(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
-def settled(net: nn.Module, x: torch.Tensor) -> nn.Module:
-    """With statistics and affine parameters that are not those of birth."""
+def trained(net: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Returns the network for inference, with statistics and affine parameters that are not the initial ones."""
     net.train()
     for _ in range(3):
         net(x)
@@ -57,7 +57,7 @@ def frozen(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options={"freeze": True, **options})
 
 
-def holds(prepared: _CachedResults, parameter: torch.Tensor) -> bool:
+def refers_to(prepared: _CachedResults, parameter: torch.Tensor) -> bool:
     return any(reference() is parameter for reference in prepared._references)
 
 
@@ -67,9 +67,9 @@ def preparations() -> int:
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_folds_batch_norms(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_batch_norms_are_folded(dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.randn(4, 3, 9, 10)
-    net = settled(Net(), x).to(dtype)
+    net = trained(Net(), x).to(dtype)
     x = x.to(dtype)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
     torch.testing.assert_close(frozen(net, dump=str(tmp_path))(x), net(x), rtol=tolerance, atol=tolerance)
@@ -86,7 +86,7 @@ def test_folds_batch_norms(dtype: torch.dtype, tmp_path: Path) -> None:
 CHANGES: dict[str, Callable[[Net], Any]] = {
     "in place": lambda net: net.first.weight.mul_(2),
     "one element": lambda net: net.first.weight[0, 0, 0, 0].fill_(3),
-    "another's data": lambda net: setattr(net.first.weight, "data", torch.randn(8, 3, 3, 3)),
+    "data of another tensor": lambda net: setattr(net.first.weight, "data", torch.randn(8, 3, 3, 3)),
     "state dict": lambda net: net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()}),
     "another parameter": lambda net: setattr(net.first, "weight", nn.Parameter(torch.randn(8, 3, 3, 3), requires_grad=False)),
     "a buffer": lambda net: net.norm.running_mean.add_(1),
@@ -103,9 +103,9 @@ def _optimize(net: Net) -> None:
 
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("change", CHANGES)
-def test_sees_changes(change: str) -> None:
+def test_changed_parameter_is_noticed(change: str) -> None:
     x = torch.randn(4, 3, 9, 10)
-    net = settled(Net(), x)
+    net = trained(Net(), x)
     compiled = frozen(net)
     with torch.no_grad():
         compiled(x)
@@ -118,8 +118,8 @@ def test_sees_changes(change: str) -> None:
             torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
 
 
-def test_addresses_are_not_confused() -> None:
-    """Memory that a parameter left is not given to its successor while what was made of it is kept."""
+def test_memory_of_old_parameter_is_not_reused() -> None:
+    """While results of a parameter are cached, its old memory stays allocated: no new parameter has the same address."""
     net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)).eval().requires_grad_(False)
     compiled = frozen(net)
     x = torch.randn(2, 2, 4)
@@ -150,8 +150,8 @@ def test_constant_work_is_done_once(tmp_path: Path) -> None:
     assert "aten.index" not in rest
 
 
-def test_results_are_the_callers() -> None:
-    """What is returned may be written to: it is never what later calls read."""
+def test_caller_may_write_to_results() -> None:
+    """Later calls never read a result that was returned."""
 
     class Returns(nn.Module):
         def __init__(self) -> None:
@@ -177,7 +177,7 @@ def test_results_are_the_callers() -> None:
             result.fill_(7)
 
 
-def test_changes_a_buffer_itself() -> None:
+def test_module_that_changes_its_buffer() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -207,9 +207,9 @@ def test_autocast() -> None:
         assert preparations() == before + 1
 
 
-def test_sizes() -> None:
+def test_dynamic_sizes() -> None:
     x = torch.randn(4, 3, 9, 10)
-    net = settled(Net(), x)
+    net = trained(Net(), x)
     compiled = torch.compile(net, backend="dynaxla", dynamic=True, options={"freeze": True})
     for batch in (4, 2, 7):
         x = torch.randn(batch, 3, 9, 10)
@@ -231,9 +231,9 @@ def test_data_dependent_sizes() -> None:
         torch.testing.assert_close(frozen(net)(x), net(x))
 
 
-def test_retrace() -> None:
+def test_retrace_backend() -> None:
     x = torch.randn(4, 3, 9, 10)
-    net = settled(Net(), x)
+    net = trained(Net(), x)
     compiled = torch.compile(net, backend="dynaxla_retrace", options={"freeze": True})
     for _ in range(2):
         net.first.weight.mul_(1.5)
@@ -253,17 +253,17 @@ def test_inference_tensors() -> None:
         torch.testing.assert_close(frozen(net)(x), net(x))
 
 
-def test_refuses_training() -> None:
+def test_training_raises() -> None:
     with pytest.raises(OptionError, match="inference"):
         frozen(nn.Linear(3, 3))(torch.ones(2, 3))
 
 
-def test_memory_is_given_back() -> None:
-    net = settled(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), torch.randn(2, 3, 5, 5))
+def test_memory_is_freed() -> None:
+    net = trained(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), torch.randn(2, 3, 5, 5))
     compiled = frozen(net)
     compiled(torch.randn(2, 3, 5, 5))
     weight, storage = weakref.ref(net[0].weight), weakref.ref(net[0].weight.untyped_storage())
-    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _CachedResults and holds(item, net[0].weight))
+    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _CachedResults and refers_to(item, net[0].weight))
     del net, compiled
     gc.collect()
     assert weight() is None
@@ -277,7 +277,7 @@ def test_wrong_option() -> None:
 
 
 def test_which_weights_are_copied() -> None:
-    """Row-major parameters of more than one place, once each: a program may want them in another order."""
+    """Row-major weights with windows of more than one element, once each: a program may read them in another layout."""
 
     def function(shared: torch.Tensor, point: torch.Tensor, last: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         x = torch.conv2d(torch.conv2d(x, shared), shared)

@@ -1,4 +1,4 @@
-"""Writes to places in inputs that torch does behind the program: values, versions and aliases as in eager mode; all writes, or none."""
+"""Tests of passes/aten/late_writes.py: torch's writes after a program have eager mode's values, versions and aliases, or none happens."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
-    """What has been taken out of graphs, in which nothing is too small."""
+def late_writes(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
+    """Returns the late writes of all graphs. Small inputs have late writes, too."""
     internals.late_writes_of(monkeypatch, 0)
     return internals.late_writes_found(monkeypatch)
 
 
-# A write of a number: torch 2.15 keeps these ops, older releases write a tensor of the number.
+# Writes of a number: torch 2.15 keeps these ops, older releases write a tensor with the number.
 _NAMES = {"fill_": "copy_", "index_fill_": "index_put_"}
 
 
-def ops(taken: Sequence[LateWrites]) -> list[str]:
-    """The ops that write, of all that has been taken out of graphs."""
-    targets = [node.target for late in taken for node in late.writes.graph.nodes]
+def ops(late_writes: Sequence[LateWrites]) -> list[str]:
+    """Returns the ops of late writes that mutate."""
+    targets = [node.target for late in late_writes for node in late.writes.graph.nodes]
     return [op._schema.name.removeprefix("aten::") for op in targets if isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable]
 
 
 def observed(function: Function, args: Sequence[Any]) -> list[Any]:
-    """What a call gives and changes: results, inputs, which of them share memory, and whether each input was written to."""
+    """Returns a call's results and inputs, the memory and strides of each result, and for each input whether it was written to."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     versions = [tensor._version for tensor in tensors]
     results = function(*args)
-    given = [item for item in (results if isinstance(results, tuple) else (results,)) if item is not None]
+    tensors_returned = [item for item in (results if isinstance(results, tuple) else (results,)) if item is not None]
     storages = {tensor.untyped_storage().data_ptr(): index for index, tensor in reversed(list(enumerate(tensors)))}
-    shares = [(storages.get(item.untyped_storage().data_ptr()), item.stride(), item.storage_offset()) for item in given]
+    memory = [(storages.get(item.untyped_storage().data_ptr()), item.stride(), item.storage_offset()) for item in tensors_returned]
     is_written = [tensor._version > version for tensor, version in zip(tensors, versions, strict=True)]
-    return [given, tensors, shares, is_written]
+    return [tensors_returned, tensors, memory, is_written]
 
 
 def check(function: Function, *args: Any, times: int = 1, **settings: Any) -> None:
-    """A compiled function does what it does in eager mode."""
+    """Asserts that the compiled function does the same as in eager mode."""
     compiled = torch.compile(function, backend="dynaxla", **settings)
     mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
     for _ in range(times):
@@ -66,8 +66,8 @@ def row(count: int = 1) -> Tensor:
     return torch.randn(2, 3, count, 4)
 
 
-def at(*places: int) -> Tensor:
-    return torch.tensor(places)
+def at(*positions: int) -> Tensor:
+    return torch.tensor(positions)
 
 
 def index_copy(c: Tensor, i: Tensor, r: Tensor) -> None:
@@ -84,7 +84,7 @@ def by_slice(c: Tensor, r: Tensor) -> Tensor:
     return c[1:]
 
 
-def deep(c: Tensor, r: Tensor) -> None:
+def nested_views(c: Tensor, r: Tensor) -> None:
     c[0, :, 3] = r[0, :, 0]
     c[1].transpose(0, 1)[2] = r[1, :, 0]
     c[0, 1, 2, 3] = 5
@@ -99,12 +99,12 @@ def swapped(a: Tensor, b: Tensor) -> None:
 
 
 def crossed(b: Tensor, a: Tensor) -> None:
-    """What the second input gets is written after the first one."""
+    """Late writes are in the order of the inputs: b is written before a."""
     a[0] = b[0]
     b[0] = 5.0
 
 
-def copy_is_returned(c: Tensor, i: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+def clone_is_returned(c: Tensor, i: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     c.index_copy_(2, i, r)
     return c.clone(), c[0]
 
@@ -115,9 +115,9 @@ def swapped_rows(c: Tensor) -> None:
 
 def reads_before_and_after(c: Tensor, i: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     before = c.sum()
-    kept = c[0].clone()
+    old_row = c[0].clone()
     c.index_copy_(2, i, r * 2)
-    return before, kept, (c * 3).sum((0, 1))
+    return before, old_row, (c * 3).sum((0, 1))
 
 
 def attention(c: Tensor, v: Tensor, i: Tensor, r: Tensor, q: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def attention(c: Tensor, v: Tensor, i: Tensor, r: Tensor, q: Tensor) -> Tensor:
     return torch.softmax(q @ c.transpose(2, 3), -1) @ v
 
 
-def computed_places(c: Tensor, r: Tensor) -> None:
+def computed_positions(c: Tensor, r: Tensor) -> None:
     c.index_copy_(2, (r.sum((0, 1, 3)) > 0).long() + torch.arange(2) * 3, r)
 
 
@@ -142,13 +142,13 @@ def source_is_written(c: Tensor, k: Tensor, i: Tensor) -> None:
     k[:, :, 0] = 7.0
 
 
-def place_is_counted(c: Tensor, i: Tensor, r: Tensor) -> Tensor:
+def index_is_incremented(c: Tensor, i: Tensor, r: Tensor) -> Tensor:
     c.index_copy_(2, i, r)
     i += 1
     return i
 
 
-def another_takes_the_old(c: Tensor, a: Tensor) -> None:
+def old_value_is_copied(c: Tensor, a: Tensor) -> None:
     a.copy_(c)
     c[0] = 1
     a[1] = c[0]
@@ -160,7 +160,7 @@ def fresh_copy_is_returned(c: Tensor, i: Tensor, r: Tensor) -> Tensor:
     return new
 
 
-def between(c: Tensor, r: Tensor) -> Tensor:
+def copied_between_writes(c: Tensor, r: Tensor) -> Tensor:
     c[:, :, 2:3] = r
     old = c.clone()
     c[:, :, 4:5] = r
@@ -168,10 +168,10 @@ def between(c: Tensor, r: Tensor) -> Tensor:
 
 
 def scatters(c: Tensor, i: Tensor, r: Tensor) -> None:
-    places = i.view(1, 1, -1, 1).expand(2, 3, i.numel(), 4)
-    c.scatter_(2, places, r)
-    c.scatter_(2, places[:1, :1], 2.5)
-    c[1].scatter_add_(1, places[1], r[0])
+    positions = i.view(1, 1, -1, 1).expand(2, 3, i.numel(), 4)
+    c.scatter_(2, positions, r)
+    c.scatter_(2, positions[:1, :1], 2.5)
+    c[1].scatter_add_(1, positions[1], r[0])
 
 
 def filled(c: Tensor, r: Tensor) -> None:
@@ -198,9 +198,9 @@ def masked(c: Tensor, r: Tensor) -> None:
 def through_views(c: Tensor, r: Tensor) -> Tensor:
     flat = c.view(6, 8, 4).permute(1, 0, 2)
     flat[3] = r.view(6, 4)
-    one, other = c.chunk(2)
-    one[:, 1] = 4
-    other.unbind(1)[2].copy_(other[:, 0])
+    first, second = c.chunk(2)
+    first[:, 1] = 4
+    second.unbind(1)[2].copy_(second[:, 0])
     c.diagonal(dim1=0, dim2=1).fill_(-1)
     c.unsqueeze(0).squeeze()[1, 1] = 2
     return flat
@@ -243,21 +243,21 @@ CASES: list[tuple[Function, tuple[Any, ...], list[str]]] = [
     (by_tensor, (c(), at(1, 2), torch.tensor(4.0)), ["index_put_"]),
     (by_slice, (c(), row(2)), ["copy_"]),
     (by_slice, (c(), row(2)[:1, :, :1].to(HALF)), ["copy_"]),
-    (deep, (c(), row()), ["copy_"] * 3),
+    (nested_views, (c(), row()), ["copy_"] * 3),
     (shifted, (c(),), ["copy_"]),
     (swapped, (c(), c()), ["copy_", "copy_"]),
     (crossed, (c(), c()), ["fill_", "copy_"]),
-    (copy_is_returned, (c(), at(3), row()), ["index_copy_"]),
+    (clone_is_returned, (c(), at(3), row()), ["index_copy_"]),
     (swapped_rows, (c(),), ["copy_", "copy_"]),
     (reads_before_and_after, (c(), at(3), row()), ["index_copy_"]),
     (attention, (c(), c(), at(2, 3), row(2), row()), ["index_copy_", "index_put_"]),
-    (computed_places, (c(), row(2)), ["index_copy_"]),
+    (computed_positions, (c(), row(2)), ["index_copy_"]),
     (second_reads_first, (c(), row()), ["copy_"] * 4),
     (source_is_written, (c(), row(2), at(3, 1)), ["index_copy_", "fill_"]),
-    (place_is_counted, (c(), at(3), row()), ["index_copy_"]),
-    (another_takes_the_old, (c(), c()), ["fill_"]),
+    (index_is_incremented, (c(), at(3), row()), ["index_copy_"]),
+    (old_value_is_copied, (c(), c()), ["fill_"]),
     (fresh_copy_is_returned, (c(), at(3), row()), []),
-    (between, (c(), row()), ["copy_", "copy_"]),
+    (copied_between_writes, (c(), row()), ["copy_", "copy_"]),
     (scatters, (c(), at(3, 5), row(2)), ["scatter_", "scatter_", "scatter_add_"]),
     (filled, (c(), row()), ["zero_", "fill_", "fill_", "index_fill_", "index_add_"]),
     (accumulated, (c(), at(3, 3, 1), row(3)), ["index_put_"]),
@@ -274,9 +274,9 @@ CASES: list[tuple[Function, tuple[Any, ...], list[str]]] = [
 @pytest.mark.quick
 @pytest.mark.sample(usual=10, quick=12)
 @pytest.mark.parametrize(("function", "args", "written"), CASES, ids=[f"{case[0].__name__}{i}" for i, case in enumerate(CASES)])
-def test_as_in_eager_mode(function: Function, args: tuple[Any, ...], written: list[str], taken: list[LateWrites]) -> None:
+def test_as_in_eager_mode(function: Function, args: tuple[Any, ...], written: list[str], late_writes: list[LateWrites]) -> None:
     check(function, *args)
-    assert [_NAMES.get(op, op) for op in ops(taken)] == [_NAMES.get(op, op) for op in written]
+    assert [_NAMES.get(op, op) for op in ops(late_writes)] == [_NAMES.get(op, op) for op in written]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -292,7 +292,7 @@ def writes_twice(a: Tensor, b: Tensor, i: Tensor, j: Tensor, k: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("i", "j"), [(8, 0), (0, 8), (-1, 0), (0, -9)])
-def test_nothing_is_written_if_an_index_is_refused(i: int, j: int) -> None:
+def test_invalid_index_writes_nothing(i: int, j: int) -> None:
     a, b = torch.randn(2, 8, 4), torch.randn(2, 8, 4)
     before = a.clone(), b.clone()
     with torch.no_grad(), pytest.raises(IndexError):
@@ -301,9 +301,11 @@ def test_nothing_is_written_if_an_index_is_refused(i: int, j: int) -> None:
     assert (a._version, b._version) == (0, 0)
 
 
-@pytest.mark.parametrize(("i", "j", "holds"), [(1, 2, True), (8, 0, False), (0, 8, False), (-1, 0, False), (0, -9, False), (0, -1, True)])
-def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the failure is raised by a later call."""
+@pytest.mark.parametrize(
+    ("i", "j", "succeeds"), [(1, 2, True), (8, 0, False), (0, 8, False), (-1, 0, False), (0, -9, False), (0, -1, True)]
+)
+def test_failed_asynchronous_program_writes_old_values(i: int, j: int, succeeds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, a later call raises the error."""
     internals.late_writes_without_checks(monkeypatch)
     codes = internals.reported_checks(monkeypatch)
 
@@ -314,23 +316,23 @@ def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds:
 
     args = torch.randn(2, 8, 4), torch.randn(2, 8, 4), torch.tensor([i]), torch.tensor([j]), torch.randn(2, 1, 4)
     expected = copy.deepcopy(args)
-    if holds:
+    if succeeds:
         function(*expected)
     with torch.no_grad():
         torch.compile(function, backend="dynaxla")(*args)
     torch.testing.assert_close(args, expected)
-    assert codes == [holds]
+    assert codes == [succeeds]
 
 
-def test_writes_that_cannot_be_held_stay_in_the_program(monkeypatch: pytest.MonkeyPatch, taken: list[LateWrites]) -> None:
+def test_writes_that_cannot_write_old_values_stay_in_program(monkeypatch: pytest.MonkeyPatch, late_writes: list[LateWrites]) -> None:
     internals.late_writes_without_checks(monkeypatch)
     check(accumulated, c(), at(3, 3, 1), row(3))
     check(masked, c(), row())
     check(scatters, c(), at(3, 5), row(2))
-    assert taken == []
+    assert late_writes == []
 
 
-def test_a_tensor_of_inference_mode_is_refused_before_anything_is_written() -> None:
+def test_inference_tensor_is_refused_before_any_write() -> None:
     compiled = torch.compile(writes_twice, backend="dynaxla")
     with torch.inference_mode():
         a = torch.randn(2, 8, 4)
@@ -344,7 +346,7 @@ def test_a_tensor_of_inference_mode_is_refused_before_anything_is_written() -> N
     torch.testing.assert_close(a[:, 1:2], k)
 
 
-def test_parameters_without_gradients(taken: list[LateWrites]) -> None:
+def test_parameters_without_gradients(late_writes: list[LateWrites]) -> None:
     parameter = torch.nn.Parameter(torch.randn(2, 8, 4))
 
     def function(k: Tensor) -> Tensor:
@@ -356,10 +358,10 @@ def test_parameters_without_gradients(taken: list[LateWrites]) -> None:
     torch.compile(function, backend="dynaxla")(k)
     torch.testing.assert_close(parameter[:, 1:2].detach(), k)
     assert parameter._version == 2
-    assert ops(taken) == ["copy_"]
+    assert ops(late_writes) == ["copy_"]
 
 
-def test_training_writes_as_before(taken: list[LateWrites]) -> None:
+def test_training_has_no_late_writes(late_writes: list[LateWrites]) -> None:
     def function(c: Tensor, i: Tensor, k: Tensor, w: Tensor) -> Tensor:
         with torch.no_grad():
             c.index_copy_(1, i, k)
@@ -373,7 +375,7 @@ def test_training_writes_as_before(taken: list[LateWrites]) -> None:
         return c, w.grad
 
     torch.testing.assert_close(gradient(torch.compile(function, backend="dynaxla")), gradient(function))
-    assert taken == []
+    assert late_writes == []
 
 
 def test_positions_as_numbers_need_one_program() -> None:
@@ -402,7 +404,7 @@ def test_positions_that_are_read_from_tensors() -> None:
         check(function, c(), torch.tensor(3), row())
 
 
-def test_sizes_that_change(taken: list[LateWrites]) -> None:
+def test_dynamic_sizes(late_writes: list[LateWrites]) -> None:
     def function(c: Tensor, i: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         c.index_copy_(1, i, k)
         c[:, -1] = k[:, 0] * 2
@@ -413,11 +415,11 @@ def test_sizes_that_change(taken: list[LateWrites]) -> None:
         mine = torch.randn(2, size, 4), torch.tensor([size - 2, 0]), torch.randn(2, 2, 4)
         theirs = copy.deepcopy(mine)
         torch.testing.assert_close(observed(compiled, mine), observed(function, theirs))
-    assert [len(ops([late])) for late in taken] == [2]
+    assert [len(ops([late])) for late in late_writes] == [2]
 
 
 @pytest.mark.parametrize("second", [slice(1, 3), slice(2, 4)])
-def test_inputs_in_one_memory(second: slice) -> None:
+def test_inputs_that_share_memory(second: slice) -> None:
     def function(a: Tensor, b: Tensor, i: Tensor, k: Tensor) -> Tensor:
         a.index_copy_(1, i, k)
         return b.sum()
@@ -429,7 +431,7 @@ def test_inputs_in_one_memory(second: slice) -> None:
 
 
 class Decoder(torch.nn.Module):
-    """A layer that keeps what it has seen, and how much that is."""
+    """A layer with a cache of its results, and the number of cached rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -444,7 +446,7 @@ class Decoder(torch.nn.Module):
 
 
 @pytest.mark.parametrize("freeze", [False, True])
-def test_a_module_with_a_cache(freeze: bool, taken: list[LateWrites]) -> None:
+def test_module_with_cache(freeze: bool, late_writes: list[LateWrites]) -> None:
     mine = Decoder().requires_grad_(False)
     theirs = copy.deepcopy(mine)
     compiled = torch.compile(mine, backend="dynaxla", options={"freeze": freeze})
@@ -452,23 +454,23 @@ def test_a_module_with_a_cache(freeze: bool, taken: list[LateWrites]) -> None:
         x = torch.randn(2, 1, 4)
         torch.testing.assert_close(compiled(x), theirs(x))
         torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
-    assert ops(taken)[0] == "index_copy_"
+    assert ops(late_writes)[0] == "index_copy_"
 
 
-def test_what_is_small_is_written_as_a_whole(taken: list[LateWrites], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_inputs_have_no_late_writes(late_writes: list[LateWrites], monkeypatch: pytest.MonkeyPatch) -> None:
     internals.late_writes_of(monkeypatch, c().nbytes + 1)
     check(index_copy, c(), at(3), row())
-    assert taken == []
+    assert late_writes == []
     torch._dynamo.reset()
     internals.late_writes_of(monkeypatch, c().nbytes)
     check(index_copy, c(), at(3), row())
-    assert len(taken) == 1
+    assert len(late_writes) == 1
 
 
-def test_a_step_writes_late(taken: list[LateWrites]) -> None:
-    """Losses are kept in a buffer, whose places are counted."""
+def test_step_with_late_writes(late_writes: list[LateWrites]) -> None:
+    """The step writes each loss to the next row of a buffer."""
 
-    def make() -> tuple[Tensor, Tensor, Function]:
+    def make_step() -> tuple[Tensor, Tensor, Function]:
         losses, count = torch.zeros(8), torch.zeros(1, dtype=torch.int64)
         model = torch.nn.Linear(4, 1)
         torch.nn.init.ones_(model.weight)
@@ -484,10 +486,10 @@ def test_a_step_writes_late(taken: list[LateWrites]) -> None:
         torch.nn.init.zeros_(model.bias)
         return losses, count, step
 
-    mine, theirs = make(), make()
+    mine, theirs = make_step(), make_step()
     compiled = dynaxla.compile_step(mine[2], fullgraph=True)
     for _ in range(3):
         x = torch.randn(2, 4)
         torch.testing.assert_close(compiled(x), theirs[2](x))
         torch.testing.assert_close(mine[:2], theirs[:2])
-    assert set(ops(taken)) == {"index_copy_"}
+    assert set(ops(late_writes)) == {"index_copy_"}

@@ -1,4 +1,4 @@
-"""Numbers that a graph only counts on are taken out of it; whatever a tensor depends on stays."""
+"""Tests of passes/aten/python_counters.py: numbers on which only numbers depend are split off; numbers on which a tensor depends stay."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def traced(function: Callable[..., Any], *inputs: Any) -> GraphModule:
 
 
 def run(counters: Counters, *args: Any) -> list[Any]:
-    """The whole graph by its two parts."""
+    """Runs both parts of a graph. Returns the outputs of the whole graph."""
     rest = iter(counters.rest(*[args[index] for index in counters.rest_inputs]))
     counted = iter(counters.counter_graph(*[args[index] for index in counters.counter_inputs]))
     count = len(counters.rest_outputs) + len(counters.counter_graph.graph.output_node().args[0])
     return [next(rest) if index in counters.rest_outputs else next(counted) for index in range(count)]
 
 
-def test_what_is_counted_is_computed_beside_the_rest() -> None:
+def test_counters_are_split_off() -> None:
     def function(x: torch.Tensor, n: int, size: int) -> tuple[Any, ...]:
         return n + 1, x.reshape(size, -1) * 2, (n + 1) * size, x + size, n
 
@@ -52,11 +52,11 @@ def test_what_is_counted_is_computed_beside_the_rest() -> None:
         lambda x, n: (x.sum() + torch.full((2,), n * 2.5), n + 1),
     ],
 )
-def test_what_a_tensor_depends_on_stays(function: Callable[..., Any]) -> None:
+def test_numbers_that_tensors_depend_on_stay(function: Callable[..., Any]) -> None:
     assert split_counters(traced(function, torch.randn(6, 9), 5)) is None
 
 
-def test_the_size_of_a_tensor_is_no_counter() -> None:
+def test_size_of_tensor_is_not_a_counter() -> None:
     # TorchDynamo has one symbol for the size and the number.
     module = traced(lambda x, n: (x * 2, n + 1), torch.randn(7), 5)
     x, n = module.graph.find_nodes(op="placeholder")[:2]
@@ -65,7 +65,7 @@ def test_the_size_of_a_tensor_is_no_counter() -> None:
     assert split_counters(module) is None
 
 
-def test_a_counter_costs_no_compilation() -> None:
+def test_counter_needs_no_compilation() -> None:
     class Counter:
         total = 0
 
@@ -87,7 +87,7 @@ def test_a_counter_costs_no_compilation() -> None:
     assert metrics.snapshot()["compile"] == before
 
 
-def test_a_mutated_input_beside_a_counter() -> None:
+def test_mutated_input_and_counter() -> None:
     class Cache:
         length = 0
         memory = torch.zeros(5)
@@ -104,6 +104,6 @@ def test_a_mutated_input_beside_a_counter() -> None:
     assert torch.equal(cache.memory, torch.full((5,), 3.0))
 
 
-def test_both_backends_take_counters() -> None:
+def test_retrace_backend_supports_counters() -> None:
     compiled = torch.compile(lambda x, n: (x + 1, n + 1), backend="dynaxla_retrace", dynamic=True)
     assert [compiled(torch.zeros(2), n)[1] for n in (3, 9, 4)] == [4, 10, 5]

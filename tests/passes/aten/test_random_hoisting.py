@@ -1,4 +1,4 @@
-"""Option exact_rng: a compiled function draws the numbers that eager mode draws, and leaves torch's generator where eager mode does."""
+"""Tests of passes/aten/random_hoisting.py (option exact_rng): the numbers and the final generator state are eager mode's."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_training(dynamic: bool) -> None:
         actual = compiled(x)
         actual.sum().backward()
         torch.testing.assert_close(actual, expected)
-        for one, two in zip(model.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(two.grad, one.grad)
+        for parameter, other_parameter in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(other_parameter.grad, parameter.grad)
 
 
 def test_step() -> None:
@@ -75,7 +75,7 @@ def test_step() -> None:
     model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.3), nn.Linear(32, 4))
     other = copy.deepcopy(model)
 
-    def make(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_step(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_step() -> None:
 
         return step
 
-    eager, compiled = make(model), dynaxla.compile_step(make(other), options=OPTIONS, fullgraph=True)
+    eager, compiled = make_step(model), dynaxla.compile_step(make_step(other), options=OPTIONS, fullgraph=True)
     batches = [torch.randn(5, 8) for _ in range(3)]
     torch.manual_seed(1)
     expected = [eager(batch).detach() for batch in batches]
@@ -100,8 +100,8 @@ def test_wrong_option() -> None:
         torch.compile(torch.exp, backend="dynaxla", options={"exact_rng": 1})(torch.ones(1))
 
 
-def test_the_copy_keeps_what_is_written_to_inputs() -> None:
-    """`written_inputs` reads it from the output node; without it, no program on a GPU guards these writes."""
+def test_copied_graph_keeps_output_descriptions() -> None:
+    """`written_inputs` reads the descriptions. Without them, programs on a GPU would not guard writes to inputs."""
     graph = torch.fx.Graph()
     graph.output((graph.placeholder("x"),)).meta["desc"] = ("a description",)
     copied, drawn = hoist(torch.fx.GraphModule({}, graph))

@@ -1,4 +1,4 @@
-"""Equal blocks of a graph are found, and only those that compute the same. Nothing is compiled here."""
+"""Tests of passes/aten/repeated_blocks.py: equal blocks of a graph are found; blocks that differ are not equal. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WEIGHTS = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for 
 
 
 @pytest.fixture(autouse=True)
-def small_blocks_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.repeated_blocks_of(monkeypatch, 1)
 
 
-def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: list[torch.Tensor] = WEIGHTS) -> list[Segment] | None:
-    """The segments of a graph that takes this step with numbers from 0 to count - 1."""
+def segments_of(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: list[torch.Tensor] = WEIGHTS) -> list[Segment] | None:
+    """Returns the segments of a graph that runs the step for the numbers 0 to count - 1."""
 
     def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for number in range(count):
@@ -33,28 +33,28 @@ def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: li
 
     module = make_fx(function, tracing_mode="fake")(torch.randn(3, 4) if x is None else x, *weights)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    made = split_into_segments(nodes, SymbolValues(), lambda node: None)
-    assert made is None or [node for segment in made for node in segment.nodes] == nodes
-    return made
+    segments = split_into_segments(nodes, SymbolValues(), lambda node: None)
+    assert segments is None or [node for segment in segments for node in segment.nodes] == nodes
+    return segments
 
 
-def equal(step: Step, **given: Any) -> int:
-    """The maximum number of segments with the same structural key."""
-    keys = [segment.structural_key for segment in found(step, **given) or () if segment.structural_key is not None]
+def count_equal(step: Step, **given: Any) -> int:
+    """Returns the maximum number of segments with the same structural key."""
+    keys = [segment.structural_key for segment in segments_of(step, **given) or () if segment.structural_key is not None]
     return max(map(keys.count, keys), default=0)
 
 
 def test_equal_blocks() -> None:
-    made = found(lambda x, w, i: (x @ w[i]).relu() + x) or []
-    assert [len(segment.nodes) for segment in made] == [3, 3, 3, 3, 1]
-    assert len({segment.structural_key for segment in made[:4]}) == 1
-    assert made[4].structural_key is None
-    assert [len(segment.inputs) for segment in made] == [2, 2, 2, 2, 1]
-    assert made[1].inputs[0] is made[0].nodes[-1]
+    segments = segments_of(lambda x, w, i: (x @ w[i]).relu() + x) or []
+    assert [len(segment.nodes) for segment in segments] == [3, 3, 3, 3, 1]
+    assert len({segment.structural_key for segment in segments[:4]}) == 1
+    assert segments[4].structural_key is None
+    assert [len(segment.inputs) for segment in segments] == [2, 2, 2, 2, 1]
+    assert segments[1].inputs[0] is segments[0].nodes[-1]
 
 
-def test_a_subgraph_computes_what_its_segment_does() -> None:
-    first, *_ = found(lambda x, w, i: (x @ w[i]).relu() + x) or []
+def test_subgraph_computes_the_same_as_its_segment() -> None:
+    first, *_ = segments_of(lambda x, w, i: (x @ w[i]).relu() + x) or []
     x = torch.randn(3, 4)
     assert [node.name for node in first.inputs] == ["arg0_1", "arg1_1"]
     added, product = first.subgraph([first.nodes[2], first.nodes[0]])(x, WEIGHTS[0])
@@ -62,14 +62,14 @@ def test_a_subgraph_computes_what_its_segment_does() -> None:
     assert torch.equal(added, product.relu() + x)
 
 
-def test_two_families() -> None:
-    made = found(lambda x, w, i: (x @ w[i]).relu() if i < 4 else (x @ w[i]).tanh() + x, count=8) or []
-    keys = [segment.structural_key for segment in made]
+def test_two_kinds_of_blocks() -> None:
+    segments = segments_of(lambda x, w, i: (x @ w[i]).relu() if i < 4 else (x @ w[i]).tanh() + x, count=8) or []
+    keys = [segment.structural_key for segment in segments]
     assert sorted(keys.count(key) for key in {*keys} - {None}) == [4, 4]
 
 
 def test_few_blocks_are_left_alone() -> None:
-    assert found(lambda x, w, i: (x @ w[i]).relu() + x, count=2) is None
+    assert segments_of(lambda x, w, i: (x @ w[i]).relu() + x, count=2) is None
 
 
 def test_small_blocks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +77,11 @@ def test_small_blocks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return (x @ w[i]).relu() + x
 
     internals.repeated_blocks_of(monkeypatch, 4 * (12 + 16 + 12))
-    assert found(step) is not None
+    assert segments_of(step) is not None
     internals.repeated_blocks_of(monkeypatch, 4 * (12 + 16 + 12) + 1)
-    assert found(step) is None
+    assert segments_of(step) is None
     internals.repeated_blocks_of(monkeypatch, 1)
-    assert found(lambda x, w, i: x.sin().cos() * 2) is None, "what has no products is fused"
+    assert segments_of(lambda x, w, i: x.sin().cos() * 2) is None, "XLA fuses blocks without products"
 
 
 @pytest.mark.parametrize(
@@ -98,26 +98,26 @@ def test_small_blocks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x, w, i: (x @ w[i]) + torch.tensor([1.0, 2.0, 3.0, float(i % 2)]),
         lambda x, w, i: (x @ w[i]).to(torch.float64 if i % 2 else torch.float16).float(),
     ],
-    ids=["number", "type", "bool", "sign", "dim", "sides", "operand", "same-weight", "constant", "dtype"],
+    ids=["number", "type", "bool", "sign", "dim", "operand order", "operand", "same-weight", "constant", "dtype"],
 )
-def test_other_blocks_are_not_equal(step: Step) -> None:
-    """Every second block computes something else: two of them are one that repeats itself twice, too seldom."""
-    assert equal(step) == 0
-    assert equal(lambda x, w, i: step(x, w, 2 * i)) >= 3
+def test_different_blocks_are_not_equal(step: Step) -> None:
+    """Every second block differs. Two blocks together are equal to the next two, but such a pair repeats too seldom."""
+    assert count_equal(step) == 0
+    assert count_equal(lambda x, w, i: step(x, w, 2 * i)) >= 3
 
 
-def test_other_shapes_are_not_equal() -> None:
-    """A block that halves its rows meets the same ops each time."""
-    assert equal(lambda x, w, i: (x @ w[i])[: x.shape[0] // 2], x=torch.randn(64, 4)) == 0
+def test_different_shapes_are_not_equal() -> None:
+    """Each block has the same ops on half as many rows."""
+    assert count_equal(lambda x, w, i: (x @ w[i])[: x.shape[0] // 2], x=torch.randn(64, 4)) == 0
 
 
-def test_other_strides_are_not_equal() -> None:
+def test_different_strides_are_not_equal() -> None:
     weights = [weight.t().contiguous().t() if number % 2 else weight for number, weight in enumerate(WEIGHTS)]
-    assert equal(lambda x, w, i: (x @ w[i]).relu(), weights=weights) == 0
-    assert equal(lambda x, w, i: (x @ w[2 * i]).relu(), weights=weights) == 4
+    assert count_equal(lambda x, w, i: (x @ w[i]).relu(), weights=weights) == 0
+    assert count_equal(lambda x, w, i: (x @ w[2 * i]).relu(), weights=weights) == 4
 
 
-def test_the_layout_of_operands_counts() -> None:
+def test_layouts_of_operands_are_compared() -> None:
     module = make_fx(lambda x, *w: (((x @ w[0]).relu() @ w[1]).relu() @ w[2]).relu(), tracing_mode="fake")(torch.randn(3, 4), *WEIGHTS[:3])
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     assert split_into_segments(nodes, SymbolValues(), lambda node: None) is not None
@@ -126,20 +126,20 @@ def test_the_layout_of_operands_counts() -> None:
 
 
 def test_inner_graphs_are_compared() -> None:
-    """A graph that a control-flow op calls has an order of inputs: two that read them in another order are not equal."""
+    """Two branches that read their inputs in a different order are not equal."""
 
-    def step(x: torch.Tensor, w: Sequence[torch.Tensor], i: int, turned: bool) -> torch.Tensor:
+    def step(x: torch.Tensor, w: Sequence[torch.Tensor], i: int, swapped: bool) -> torch.Tensor:
         y = x @ w[i]
-        body = (lambda a, b: b - a) if turned and i % 2 else (lambda a, b: a - b)
+        body = (lambda a, b: b - a) if swapped and i % 2 else (lambda a, b: a - b)
         return torch.cond(y.sum() > 0, body, lambda a, b: a + b, (x, y))
 
-    assert equal(lambda x, w, i: step(x, w, i, False)) == 4
-    assert equal(lambda x, w, i: step(x, w, i, True)) == 0
+    assert count_equal(lambda x, w, i: step(x, w, i, False)) == 4
+    assert count_equal(lambda x, w, i: step(x, w, i, True)) == 0
 
 
-def test_a_cut_is_where_little_is_handed_on() -> None:
-    """A block that begins with what also stands before the first one may be cut elsewhere; several results are not torn apart."""
-    made = found(lambda x, w, i: x + torch.native_layer_norm(x, [4], w[10][0], w[11][0], 1e-5)[0] @ w[i]) or []
-    assert [segment.structural_key is not None for segment in made] == [True] * 4 + [False]
-    for before, after in itertools.pairwise(made[:4]):
+def test_cuts_minimize_values_between_blocks() -> None:
+    """One value passes from block to block. The results of a layer norm stay in one block."""
+    segments = segments_of(lambda x, w, i: x + torch.native_layer_norm(x, [4], w[10][0], w[11][0], 1e-5)[0] @ w[i]) or []
+    assert [segment.structural_key is not None for segment in segments] == [True] * 4 + [False]
+    for before, after in itertools.pairwise(segments[:4]):
         assert len(set(before.nodes) & set(after.inputs)) == 1

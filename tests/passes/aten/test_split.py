@@ -1,4 +1,4 @@
-"""A graph cut around what no program can hold."""
+"""Tests of passes/aten/split.py: a graph is split at nodes that a program cannot contain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_cos(node: Node) -> bool:
 
 
 def run(module: GraphModule, parts: list[GraphPart], *args: Any) -> list[Any]:
-    """The whole graph by its parts, in their order, each given nothing but what it says that it reads."""
+    """Runs the parts of a graph in order, each with its declared inputs only. Returns the graph's outputs."""
     values = dict(zip(module.graph.find_nodes(op="placeholder"), args, strict=True))
     for part in parts:
         results = part.module(*[values[node] for node in part.inputs])
@@ -37,7 +37,7 @@ def calls(part: GraphPart) -> list[Any]:
     return [node.target for node in part.module.graph.nodes if node.op == "call_function"]
 
 
-def test_parts_alternate_and_compute_the_whole() -> None:
+def test_parts_alternate_and_compute_the_same() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         first = x.sin()
         between = first.cos()
@@ -54,10 +54,10 @@ def test_parts_alternate_and_compute_the_whole() -> None:
     torch.testing.assert_close(run(module, parts, x, y), function(x, y))
 
 
-def test_results_of_one_op_are_taken_beside_it() -> None:
+def test_getitem_nodes_are_in_the_part_of_their_op() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
-        values, places = x.sort()
-        return [values + 1, places]
+        values, indices = x.sort()
+        return [values + 1, indices]
 
     x = torch.randn(5)
     module = traced(function, x)
@@ -67,7 +67,7 @@ def test_results_of_one_op_are_taken_beside_it() -> None:
     torch.testing.assert_close(run(module, parts, x), function(x))
 
 
-def test_constants_are_copied_to_where_they_are_read() -> None:
+def test_constants_are_copied_to_parts_that_read_them() -> None:
     table = torch.randn(3)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
@@ -81,8 +81,8 @@ def test_constants_are_copied_to_where_they_are_read() -> None:
     torch.testing.assert_close(run(module, parts, x), function(x))
 
 
-def test_a_part_is_told_the_sizes_that_it_needs() -> None:
-    """Nothing that the last part reads has the size that it expands to."""
+def test_part_has_inputs_with_its_symbolic_sizes() -> None:
+    """The last part expands to a size that none of its tensors has."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [y.cos().sum().expand(x.shape[0] * 2) + 1]
@@ -92,17 +92,17 @@ def test_a_part_is_told_the_sizes_that_it_needs() -> None:
     parts = split(module, is_cos)
     assert parts[-1].compiled
     symbols = {size.node.expr for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[:1]}
-    told = {
+    given_sizes = {
         expression
         for node in parts[-1].inputs
         for size in (node.meta["val"].shape if isinstance(node.meta["val"], torch.Tensor) else [node.meta["val"]])
         if isinstance(size, torch.SymInt)
         for expression in [size.node.expr]
     }
-    assert symbols <= told
+    assert symbols <= given_sizes
 
 
-def test_chosen_nodes_and_outputs() -> None:
+def test_part_of_chosen_nodes() -> None:
     module = traced(lambda x: [x.sin().exp(), x.neg()], torch.randn(3))
     sine, exponential, negative = (node for node in module.graph.nodes if node.op == "call_function")
     assert part_of(module, [sine, exponential]).outputs == [exponential]

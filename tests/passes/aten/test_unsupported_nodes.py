@@ -1,4 +1,4 @@
-"""Which nodes run between programs, and that no fallback takes them."""
+"""Tests of passes/aten/unsupported_nodes.py: nodes that run between programs, and that the fallback refuses."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from support.models.graph_builder import Builder, begin_sum
 aten = torch.ops.aten
 
 
-def test_what_a_wait_reads() -> None:
+def test_asynchronous_op_and_its_wait() -> None:
     build = Builder()
-    begun = build.call(begin_sum._opoverload, build.input(3))
-    waited = build.call(torch.ops._c10d_functional.wait_tensor.default, begun)
+    started = build.call(begin_sum._opoverload, build.input(3))
+    waited = build.call(torch.ops._c10d_functional.wait_tensor.default, started)
     plain = build.call(begin_sum._opoverload, waited)
-    assert unsupported_nodes(build.module(plain)) == {begun: ASYNCHRONOUS, waited: ASYNCHRONOUS}
+    assert unsupported_nodes(build.module(plain)) == {started: ASYNCHRONOUS, waited: ASYNCHRONOUS}
 
 
-def test_the_other_reasons() -> None:
+def test_other_reasons() -> None:
     build = Builder()
     x, y = build.input(3), build.input(3)
-    number = build.call(aten._local_scalar_dense.default, x, value=5)  # a symbol that is known by now
+    number = build.call(aten._local_scalar_dense.default, x, value=5)  # a symbol with a known value
     sparse = build.call(aten._to_sparse.default, y, value=torch.eye(2).to_sparse())
     written = build.call(aten.copy_.default, x, y)
     assert unsupported_nodes(build.module(number, sparse)) == {number: DATA_DEPENDENT, sparse: NOT_DENSE, written: WRITES}
 
 
 @pytest.mark.parametrize("op", [torch.ops._c10d_functional.wait_tensor.default, aten.add_.Tensor], ids=str)
-def test_the_fallback_refuses(op: Any) -> None:
+def test_fallback_refuses(op: Any) -> None:
     build = Builder()
     ctx = Context(
         "cpu",
@@ -49,14 +49,14 @@ def test_the_fallback_refuses(op: Any) -> None:
         call_kernel(ctx, (), {})
 
 
-def test_a_collective_under_fallback_error() -> None:
+def test_fallback_error_refuses_collective() -> None:
     build = Builder()
     waited = build.call(torch.ops._c10d_functional.wait_tensor.default, build.input(3))
     with pytest.raises(dynaxla.errors.UnsupportedOp, match="collective"):
         engine_for(Options(fallback="error")).runner(AtenGraph("refused", build.module(waited)))
 
 
-def test_a_write_at_the_end_is_no_fallback() -> None:
+def test_write_at_the_end_is_not_a_fallback() -> None:
     coverage.reset()
     build = Builder()
     x = build.input(3)

@@ -1,4 +1,4 @@
-"""Frozen weights in the order in which oneDNN's kernels read them: the results are eager mode's, in every thread."""
+"""Tests of passes/aten/weight_packing.py: frozen weights in the memory order of oneDNN's kernels give eager mode's results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.forced_implementations import backend_with
 
 pytestmark = pytest.mark.skipif(
     not onednn_support.supports_packed() or not hasattr(os, "sched_getaffinity"),
-    reason="weights are packed for the oneDNN of a jaxlib that was tried, on Linux",
+    reason="weights are packed only on Linux, for the jaxlib versions that were tested",
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
@@ -38,20 +38,20 @@ def frozen(net: Callable[..., Any], dump: Path, implementations: Mapping[str, st
     )
 
 
-def packed(dump: Path) -> int:
-    """How many products and convolutions of the graphs that were compiled read packed weights (packed_linear, packed_convolution)."""
+def count_packed(dump: Path) -> int:
+    """Returns the number of products and convolutions with packed weights in the dumped graphs (packed_linear, packed_convolution)."""
     return sum(file.read_text().count(f"dynaxla.packed_{op}") for file in dump.glob("*.aten.txt") for op in ("linear", "convolution"))
 
 
 def assert_packed(dump: Path, graphs: int = 1) -> None:
-    """One product or convolution of each graph reads packed weights."""
-    assert_count(packed(dump), graphs)
+    """Asserts that one product or convolution of each graph reads packed weights."""
+    assert_count(count_packed(dump), graphs)
 
 
-def assert_count(found: int, wanted: int) -> None:
-    if not found and "AVX512" not in torch.backends.cpu.get_cpu_capability():
-        pytest.skip("oneDNN's order is not known on this processor, so the weight stays as it is")
-    assert found == wanted
+def assert_count(count: int, wanted: int) -> None:
+    if not count and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        pytest.skip("oneDNN's order is unknown on this processor, so weights are not packed")
+    assert count == wanted
 
 
 @pytest.mark.sample(usual=4)
@@ -85,13 +85,13 @@ def test_convolution(inputs: int, outputs: int, kernel: Any, settings: dict[str,
     x = torch.randn(2, inputs, 7, 9, dtype=dtype)
     compiled = frozen(net, tmp_path)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[dtype])
-    last = x.to(memory_format=torch.channels_last)
-    assert_equal(compiled(last), net(last), tolerance=TOLERANCE[dtype])
+    channels_last = x.to(memory_format=torch.channels_last)
+    assert_equal(compiled(channels_last), net(channels_last), tolerance=TOLERANCE[dtype])
     assert_packed(tmp_path, graphs=2)
 
 
 class Block(nn.Module):
-    """A weight that is read twice, one in torch's Conv1D's order, and activations behind them."""
+    """A weight that is read twice, a weight with inputs as first dimension, and activations after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,13 +106,13 @@ class Block(nn.Module):
         return torch.sigmoid(self.last(torch.tanh(torch.addmm(self.shift, x.flatten(0, 1), self.plain)))).unflatten(0, x.shape[:2])
 
 
-def test_activations_and_changes(tmp_path: Path) -> None:
+def test_changed_weights_are_packed_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Block().requires_grad_(False)
     compiled = frozen(net, tmp_path)
     x = torch.randn(3, 17, 160)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
-    found = packed(tmp_path)
+    count = count_packed(tmp_path)
     for change in (
         lambda: net.tied.weight.mul_(-1),
         lambda: net.plain.copy_(net.plain.flip(0)),
@@ -120,11 +120,11 @@ def test_activations_and_changes(tmp_path: Path) -> None:
     ):
         change()
         assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
-    assert_count(found, 4)
+    assert_count(count, 4)
 
 
 def test_threads_on_fewer_processors(tmp_path: Path) -> None:
-    """oneDNN may take another order there, so weights are not packed."""
+    """oneDNN may choose another order on fewer processors, so a thread there does not use packed weights."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).requires_grad_(False)
     x = torch.randn(4, 256)
@@ -142,15 +142,15 @@ def test_threads_on_fewer_processors(tmp_path: Path) -> None:
         thread = threading.Thread(target=work, args=(processors,))
         thread.start()
         thread.join()
-        while Path(f"/proc/self/task/{thread.native_id}").exists():  # join does not wait for the system's part of a thread
+        while Path(f"/proc/self/task/{thread.native_id}").exists():  # join returns before the system has ended the thread
             time.sleep(0.001)
-    assert [holds for holds, _ in results] == [holds for _, holds in wanted]
+    assert [is_valid for is_valid, _ in results] == [is_valid for _, is_valid in wanted]
     for _, result in results:
         assert_equal(result, expected, tolerance=TOLERANCE[torch.float32])
 
 
-def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where another order holds, or none of those known, weights stay as they are."""
+def test_unknown_orders_are_not_packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights are not packed if oneDNN's order has changed, or is unknown."""
     torch.manual_seed(0)
     net = nn.Linear(256, 200).requires_grad_(False)
     x = torch.randn(4, 256)
@@ -163,17 +163,17 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = nn.Linear(256, 201).requires_grad_(False)
     torch._dynamo.reset()
     assert_equal(frozen(other, tmp_path / "other")(x), other(x), tolerance=TOLERANCE[torch.float32])
-    assert packed(tmp_path / "other") == 0
+    assert count_packed(tmp_path / "other") == 0
 
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.10.3", "0.11.0", "0.10.2.dev20260101"])
-def test_only_with_the_versions_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_jaxlib_versions_do_not_pack(version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     internals.jaxlib_release(monkeypatch, version)
     net = nn.Linear(256, 256).requires_grad_(False)
     x = torch.randn(4, 256)
     torch._dynamo.reset()
     assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[torch.float32])
-    assert packed(tmp_path) == 0
+    assert count_packed(tmp_path) == 0
     with pytest.raises(LoweringError, match="another version of jaxlib"):
         run_packed(256 * 256 + weight_orders.SLACK)
 
@@ -183,8 +183,8 @@ def run_packed(length: int) -> torch.Tensor:
     return run_op(weight_orders.packed_linear, torch.randn(4, 256), torch.zeros(length), None, 256, expected=expected)
 
 
-def test_a_weight_that_is_too_short_is_never_read() -> None:
-    """oneDNN would read past its end."""
+def test_too_short_weight_raises() -> None:
+    """oneDNN would read past the weight's end."""
     with pytest.raises(LoweringError, match="too short"):
         run_packed(256 * 256 + weight_orders.SLACK - 1)
     assert run_packed(256 * 256 + weight_orders.SLACK).eq(0).all()
@@ -200,16 +200,16 @@ def test_a_weight_that_is_too_short_is_never_read() -> None:
     ],
     ids=["many rows", "small", "groups", "float64"],
 )
-def test_not_packed(net: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
+def test_unsupported_weights_are_not_packed(net: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
     net.requires_grad_(False)
     assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[torch.float32])
-    assert packed(tmp_path) == 0
+    assert count_packed(tmp_path) == 0
 
 
-def test_implementations_are_obeyed(tmp_path: Path) -> None:
+def test_chosen_implementation_prevents_packing(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 9, 256)).requires_grad_(False)
     x = torch.randn(2, 64, 5, 5)
     assert_equal(
         frozen(net, tmp_path, implementations={"convolution": "xla", "contraction": "xla"})(x), net(x), tolerance=TOLERANCE[torch.float32]
     )
-    assert packed(tmp_path) == 0
+    assert count_packed(tmp_path) == 0

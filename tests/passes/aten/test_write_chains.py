@@ -1,4 +1,4 @@
-"""Values are followed as places of inputs after writes; what is no such value is not."""
+"""Tests of passes/aten/write_chains.py: values that are views of an input, before or after writes, are recognized."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dynaxla.passes.aten.write_chains import WrittenView, written_views
 aten = torch.ops.aten
 
 
-def last(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
-    """What is known of a function's result, as a value of its first input."""
+def view_of_result(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
+    """Returns the description of a function's result as a view of its first input after writes; None if it is no such view."""
     module = make_fx(function, tracing_mode="fake")(*args)
     first = next(iter(module.graph.nodes))
     found = written_views(module.graph, {first})
@@ -26,7 +26,7 @@ def last(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
 
 
 def steps(state: WrittenView | None) -> list[tuple[str, list[str]]]:
-    """The ops that write, each with the views that lead to its place."""
+    """Returns the writing ops, each with the views that select the written part."""
     assert state is not None
     return [(write.op._schema.name[6:], [step.op._schema.name[6:] for step in write.view.steps]) for write in state.writes]
 
@@ -37,33 +37,33 @@ def nested(c: Tensor, x: Tensor) -> Tensor:
 
 
 def through_transpose(c: Tensor, x: Tensor) -> Tensor:
-    turned = aten.transpose(c, 0, 2)
-    return aten.transpose(aten.slice_scatter(turned, aten.fill(turned[1:], 2.0), 0, 1), 0, 2)
+    transposed = aten.transpose(c, 0, 2)
+    return aten.transpose(aten.slice_scatter(transposed, aten.fill(transposed[1:], 2.0), 0, 1), 0, 2)
 
 
-def two(c: Tensor, x: Tensor) -> Tensor:
+def two_writes(c: Tensor, x: Tensor) -> Tensor:
     after = aten.index_copy(c, 0, torch.ops.aten.select(torch.zeros_like(c), 0, 0).long()[0, :1], aten.unsqueeze(c[0], 0))
     return aten.slice_scatter(after, aten.zero(after[1:]), 0, 1)
 
 
-def elsewhere(c: Tensor, x: Tensor) -> Tensor:
-    """A part that was changed in another place than it is put back to."""
+def changed_and_moved(c: Tensor, x: Tensor) -> Tensor:
+    """A part is changed, and put back at another position."""
     return aten.select_scatter(c, aten.fill(c[0], 1.0), 0, 1)
 
 
 def moved(c: Tensor, x: Tensor) -> Tensor:
-    """A part that nothing was written to, put where it does not come from."""
+    """An unchanged part is put at another position."""
     return aten.select_scatter(c, c[0], 0, 1)
 
 
-def of_another_time(c: Tensor, x: Tensor) -> Tensor:
-    """The old first row, put back after it was changed."""
+def old_row(c: Tensor, x: Tensor) -> Tensor:
+    """The old first row is put back after a change."""
     old, after = c[0], aten.select_scatter(c, aten.fill(c[0], 1.0), 0, 0)
     return aten.select_scatter(after, old, 0, 0)
 
 
-def wider(c: Tensor, x: Tensor) -> Tensor:
-    """All was changed, and a part of it is put back into what was there before."""
+def part_of_changed_rows(c: Tensor, x: Tensor) -> Tensor:
+    """Two rows are changed, and one of them is put back into the old value."""
     after = aten.slice_scatter(c, aten.fill(c[:2], 1.0), 0, 0, 2)
     return aten.select_scatter(c, after[0], 0, 0)
 
@@ -73,16 +73,16 @@ def wider(c: Tensor, x: Tensor) -> Tensor:
     [
         (nested, [("copy_", ["select", "select"])]),
         (through_transpose, [("fill_", ["transpose", "slice"])]),
-        (two, [("index_copy_", []), ("zero_", ["slice"])]),
-        (elsewhere, [("copy_", ["select"])]),
+        (two_writes, [("index_copy_", []), ("zero_", ["slice"])]),
+        (changed_and_moved, [("copy_", ["select"])]),
         (moved, [("copy_", ["select"])]),
-        (of_another_time, [("fill_", ["select"]), ("copy_", ["select"])]),
-        (wider, [("copy_", ["select"])]),
+        (old_row, [("fill_", ["select"]), ("copy_", ["select"])]),
+        (part_of_changed_rows, [("copy_", ["select"])]),
     ],
 )
-def test_what_is_followed(function: Callable[..., Tensor], expected: list[tuple[str, list[str]]]) -> None:
+def test_recognized_values(function: Callable[..., Tensor], expected: list[tuple[str, list[str]]]) -> None:
     args = torch.randn(3, 4, 5), torch.randn(5)
-    state = last(function, *args)
+    state = view_of_result(function, *args)
     assert state is not None
     assert state.view.is_whole
     assert steps(state) == expected
@@ -99,16 +99,16 @@ def test_what_is_followed(function: Callable[..., Tensor], expected: list[tuple[
         lambda c, x: aten.view(aten.clone(aten.transpose(c, 0, 1), memory_format=torch.contiguous_format), [4, 25]),
     ],
 )
-def test_what_is_not(function: Callable[..., Tensor]) -> None:
-    assert last(function, torch.randn(5, 4, 5), torch.randn(5)) is None
+def test_other_values(function: Callable[..., Tensor]) -> None:
+    assert view_of_result(function, torch.randn(5, 4, 5), torch.randn(5)) is None
 
 
-def test_a_place_is_known_by_where_it_lies() -> None:
-    state = last(lambda c: c.transpose(0, 1).transpose(0, 1)[1].unsqueeze(0)[0], torch.randn(3, 4))
+def test_views_that_cancel_out_are_removed() -> None:
+    state = view_of_result(lambda c: c.transpose(0, 1).transpose(0, 1)[1].unsqueeze(0)[0], torch.randn(3, 4))
     assert state is not None
     assert [step.op for step in state.view.steps] == [aten.select.int]
 
 
 @pytest.mark.parametrize("shared", [torch.zeros(1).expand(4), torch.zeros(3, 1).expand(3, 2)])
-def test_an_input_whose_elements_share_memory_is_not_followed(shared: Tensor) -> None:
-    assert last(lambda c: c[0], shared) is None
+def test_input_whose_elements_share_memory_is_not_recognized(shared: Tensor) -> None:
+    assert view_of_result(lambda c: c[0], shared) is None

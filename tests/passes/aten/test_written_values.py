@@ -1,4 +1,4 @@
-"""What reads a place of a changed input reads what was written there, and nothing that lies elsewhere."""
+"""Tests of passes/aten/written_values.py: a read of a part of a mutated input reads the written value, without unrelated writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def read(function: Callable[[Tensor, Tensor], Tensor]) -> str:
-    """What the op `relu` of a function's graph reads, as ops from the inside to the outside, once places are read."""
+    """Returns the operand of the op `relu` in the rewritten graph of a function, as an expression."""
     module = make_fx(torch.func.functionalize(function, remove="mutations"), tracing_mode="fake")(
         torch.zeros(4, 4, 6, 5), torch.zeros(6, 5)
     )
@@ -45,7 +45,7 @@ def written(c: Tensor, x: Tensor) -> Tensor:
     return c[0, 1].relu()
 
 
-def elsewhere(c: Tensor, x: Tensor) -> Tensor:
+def other_parts_written(c: Tensor, x: Tensor) -> Tensor:
     c[0, 1] = x
     c[-1].fill_(2)
     c[1:3].fill_(1)
@@ -57,18 +57,18 @@ def counted_from_the_end(c: Tensor, x: Tensor) -> Tensor:
     return c[3, 0].relu()
 
 
-def behind_it(c: Tensor, x: Tensor) -> Tensor:
+def after_written_part(c: Tensor, x: Tensor) -> Tensor:
     c[:3].fill_(1)
     return c[-1].relu()
 
 
-def begins_in_it(c: Tensor, x: Tensor) -> Tensor:
+def overlaps_written_part(c: Tensor, x: Tensor) -> Tensor:
     c[:3].fill_(1)
     return c[2:].relu()
 
 
-def across(c: Tensor, x: Tensor) -> Tensor:
-    """Places that differ first in another dimension."""
+def other_dimension(c: Tensor, x: Tensor) -> Tensor:
+    """The parts that are written and read are selected along different dimensions."""
     c[0, 1] = x
     return c.select(1, 1).relu()
 
@@ -83,22 +83,22 @@ def changed_again(c: Tensor, x: Tensor) -> Tensor:
 PART, END = "select(select(c, 0, 0), 0, 1)", 2**63 - 1
 CASES = [
     (written, f"copy({PART}, x)"),
-    (elsewhere, "select(select(c, 0, 0), 0, 2)"),
+    (other_parts_written, "select(select(c, 0, 0), 0, 2)"),
     (counted_from_the_end, "copy(select(select(c, 0, -1), 0, 0), x)"),
-    (behind_it, "select(c, 0, -1)"),
-    (begins_in_it, f"slice(slice_scatter(c, fill(slice(c, 0, 0, 3), 1), 0, 0, 3), 0, 2, {END})"),
-    (across, f"select(select_scatter(c, select_scatter(select(c, 0, 0), copy({PART}, x), 0, 1), 0, 0), 1, 1)"),
+    (after_written_part, "select(c, 0, -1)"),
+    (overlaps_written_part, f"slice(slice_scatter(c, fill(slice(c, 0, 0, 3), 1), 0, 0, 3), 0, 2, {END})"),
+    (other_dimension, f"select(select_scatter(c, select_scatter(select(c, 0, 0), copy({PART}, x), 0, 1), 0, 0), 1, 1)"),
     (changed_again, f"select_scatter(copy({PART}, x), fill(select(copy({PART}, x), 0, 2), 3), 0, 2)"),
 ]
 
 
 @pytest.mark.parametrize(("function", "expected"), CASES)
-def test_what_is_read(function: Callable[[Tensor, Tensor], Tensor], expected: str) -> None:
+def test_rewritten_operand(function: Callable[[Tensor, Tensor], Tensor], expected: str) -> None:
     assert read(function) == expected
 
 
 def layers(c: Tensor, d: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A cache of all layers, and places of it that are read before and after they change."""
+    """Reads parts of a cache of all layers before and after they change."""
     c[0, 1].index_copy_(0, torch.tensor([2]), x[:1])
     d[0, 0] = c[1, 1] * 2
     c[1, 1] = c[0, 1] + c[2, 0].t().contiguous().t()

@@ -1,4 +1,4 @@
-"""Ops that torch takes apart above autograd stay whole, and nothing tells it but the graph."""
+"""Tests of passes/dynamo/composites.py: ops that torch decomposes above autograd are traced whole, and TorchDynamo's graph is restored."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ SCALED = {
     "hardshrink": F.hardshrink,
     "circular": lambda x: F.pad(x, (1, 7, 3, 0), mode="circular"),
     "circular volume": lambda x: F.pad(x, (0, 2, 1, 1), mode="circular")[0] * F.pad(x[:, None], (2, 0, 1, 1, 1, 2), "circular")[0, 0, 1],
-    "wrapped and cut": lambda x: F.pad(x, (1, -2, 3, 0), mode="circular"),
+    "circular and cut": lambda x: F.pad(x, (1, -2, 3, 0), mode="circular"),
     "softshrink": F.softshrink,
     "in a checkpoint": lambda x: checkpoint(lambda y: F.interpolate(y, scale_factor=2.0).sin(), x, use_reentrant=False),
     "under vmap": lambda x: torch.vmap(lambda y: F.interpolate(y[None], scale_factor=2.0)[0])(x),
 }
 
 
-OF_A_KIND = {"hardshrink": "aten.hardshrink", "softshrink": "aten.softshrink"}
-PADDED = ("circular", "circular volume", "wrapped and cut")
+OP_NAMES = {"hardshrink": "aten.hardshrink", "softshrink": "aten.softshrink"}
+PADDED = ("circular", "circular volume", "circular and cut")
 
 
 def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> list[str]:
-    """The ops of the functional graphs. The compiled function does what eager mode does, and TorchDynamo's graph is as it was."""
+    """Returns the ops of the functional graphs. Asserts that results equal eager mode's, and that TorchDynamo's graph is unchanged."""
     torch._dynamo.reset()
     graphs: list[tuple[GraphModule, list[Any]]] = []
 
@@ -52,19 +52,19 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
         graphs.append((module, [node.target for node in module.graph.nodes]))
         return backend.dynaxla(module, inputs)
 
-    def told(event: Any) -> None:
+    def record_ops(event: Any) -> None:
         if isinstance(event, events.GraphFunctionalized):
             ops.extend(event.ops)
 
     ops: list[str] = []
-    found = []
-    with events.listening(told):
+    results = []
+    with events.listening(record_ops):
         for call in (function, torch.compile(function, backend=counting, fullgraph=True, **settings)):
             leaf = x.clone().requires_grad_()
             out = call(leaf)
             (grad,) = torch.autograd.grad(out, leaf, out.detach().cos())
-            found.append((out.detach(), grad))
-    assert_equal(found[1], found[0])
+            results.append((out.detach(), grad))
+    assert_equal(results[1], results[0])
     for module, targets in graphs:
         assert [node.target for node in module.graph.nodes] == targets
     return ops
@@ -78,9 +78,9 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
         *((name, torch.channels_last) for name in ("nearest", "bilinear", "bicubic")),
     ],
 )
-def test_it_stays_whole(name: str, order: torch.memory_format) -> None:
+def test_op_is_not_decomposed(name: str, order: torch.memory_format) -> None:
     ops = ops_of(SCALED[name], torch.randn(IMAGES).to(memory_format=order))
-    kind = OF_A_KIND.get(name, "upsample_")
+    kind = OP_NAMES.get(name, "upsample_")
     assert [op for op in ops if kind in op and "backward" not in op] != []
     assert [op for op in ops if kind in op and "backward" in op] != []
     assert [op for op in ops if "index" in op or "where" in op] == []
@@ -91,15 +91,15 @@ def test_it_stays_whole(name: str, order: torch.memory_format) -> None:
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 def test_circular_padding_is_concatenated(name: str, order: torch.memory_format) -> None:
     ops = ops_of(SCALED[name], torch.randn(IMAGES).to(memory_format=order))
-    assert ("aten.cat.default" in ops) is (name != "wrapped and cut")
+    assert ("aten.cat.default" in ops) is (name != "circular and cut")
 
 
-def test_sizes_that_are_symbols_are_taken_apart() -> None:
+def test_ops_with_dynamic_sizes_are_decomposed() -> None:
     ops = ops_of(SCALED["bilinear"], torch.randn(IMAGES), dynamic=True)
     assert [op for op in ops if "upsample" in op] == []
 
 
-def test_without_gradients_and_in_halves() -> None:
+def test_bfloat16_without_gradients() -> None:
     x = torch.randn(IMAGES, dtype=torch.bfloat16)
     with torch.no_grad():
         for name in ("nearest", "bilinear", "bicubic", "hardshrink"):
@@ -107,17 +107,17 @@ def test_without_gradients_and_in_halves() -> None:
             assert_equal(torch.compile(SCALED[name], backend="dynaxla")(x), SCALED[name](x))
 
 
-def test_what_fails_leaves_the_graph_as_it_was() -> None:
+def test_graph_is_restored_after_exception() -> None:
     module = symbolic_trace(lambda x: F.interpolate(x, scale_factor=2.0))
     code = module.code
-    seen = []
+    inside = []
 
     def fail() -> None:
         with keep_composites(module):
-            seen.append((module.code, module(torch.ones(IMAGES))))
+            inside.append((module.code, module(torch.ones(IMAGES))))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert_equal(seen[0][1], torch.ones(2, 3, 12, 14))
-    assert seen[0][0] != code == module.code
+    assert_equal(inside[0][1], torch.ones(2, 3, 12, 14))
+    assert inside[0][0] != code == module.code

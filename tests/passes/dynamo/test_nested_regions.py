@@ -1,4 +1,4 @@
-"""Regions that write to what they get are put in place of their calls; the others stay."""
+"""Tests of passes/dynamo/nested_regions.py: calls of regions that write to an operand are inlined; other calls stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ region = torch.compiler.nested_compile_region
 
 
 class Cached(nn.Module):
-    """Writes a row, and reads what it has written."""
+    """Writes a row to a buffer, and reads the buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,33 +26,33 @@ class Cached(nn.Module):
         self.register_buffer("cache", torch.zeros(3, 4))
 
     @region
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.cache.index_copy_(0, place, x[:1])
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cache.index_copy_(0, index, x[:1])
         return self.linear(x) + self.cache.sum(), x * 2
 
 
 class Normed(nn.Module):
-    """Its batch norm writes running statistics, without an op whose name says so."""
+    """Batch norm writes running statistics, without an in-place op."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
 
     @region
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.norm(x).tanh(), x + 1
 
 
 class Outer(nn.Module):
-    """The inner region writes."""
+    """A region whose inner region writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = Cached()
 
     @region
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.inner(x.sin(), place)
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner(x.sin(), index)
 
 
 class Pure(nn.Module):
@@ -61,9 +61,9 @@ class Pure(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     @region
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         own = x.clone()
-        own[0] = 3.0  # a write, but not to what it gets
+        own[0] = 3.0  # a write, but not to an operand
         return self.linear(own), x * 2
 
 
@@ -72,26 +72,26 @@ class Model(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(kind() for _ in range(3))
 
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x, other = block(x, place)
+            x, other = block(x, index)
             x = x + other
         return x
 
 
-def calls(module: GraphModule) -> int:
+def count_calls(module: GraphModule) -> int:
     return sum(node.target is torch.ops.higher_order.invoke_subgraph for node in module.graph.nodes)
 
 
-@pytest.mark.parametrize(("kind", "left"), [(Cached, 0), (Normed, 0), (Outer, 0), (Pure, 3)])
-def test_what_is_left_of_the_calls(kind: Callable[[], nn.Module], left: int) -> None:
-    """torch runs the changed graph: its results, and what it has written, are eager mode's."""
+@pytest.mark.parametrize(("kind", "remaining"), [(Cached, 0), (Normed, 0), (Outer, 0), (Pure, 3)])
+def test_only_writing_regions_are_inlined(kind: Callable[[], nn.Module], remaining: int) -> None:
+    """torch runs the rewritten graph: its results and buffers equal eager mode's."""
     counts = []
 
     def backend(module: GraphModule, _: Sequence[Any]) -> Any:
-        counts.append(calls(module))
+        counts.append(count_calls(module))
         inline_writing_regions(module)
-        counts.append(calls(module))
+        counts.append(count_calls(module))
         module.graph.lint()
         return module
 
@@ -100,25 +100,25 @@ def test_what_is_left_of_the_calls(kind: Callable[[], nn.Module], left: int) -> 
     model = Model(kind)
     expected = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
-    for place in (1, 2):
-        given = torch.randn(5, 4), torch.tensor([place])
+    for index in (1, 2):
+        given = torch.randn(5, 4), torch.tensor([index])
         with torch.no_grad():
             torch.testing.assert_close(compiled(*given), expected(*given))
         for mine, theirs in zip(model.buffers(), expected.buffers(), strict=True):
             torch.testing.assert_close(mine, theirs)
-    assert counts == [3, left], "captured once"
+    assert counts == [3, remaining], "the model is captured once"
 
 
 def test_training_with_running_statistics(quick_xla: None) -> None:
-    """AOTAutograd itself refuses such regions where gradients are wanted."""
+    """Without the pass, AOTAutograd refuses regions that write if gradients are needed."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Model(Normed)
     expected = copy.deepcopy(model)
-    x, place = torch.randn(5, 4), torch.tensor([0])
+    x, index = torch.randn(5, 4), torch.tensor([0])
     for each, run in ((model, torch.compile(model, backend="dynaxla")), (expected, expected)):
         each.zero_grad()
-        run(x, place).square().sum().backward()
+        run(x, index).square().sum().backward()
     for mine, theirs in zip((*model.parameters(), *model.buffers()), (*expected.parameters(), *expected.buffers()), strict=True):
         torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
@@ -129,32 +129,32 @@ def added(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return total.add_(x.sin()) * 2
 
 
-class OfItsOwn(nn.Module):
-    """Another region writes to what this one makes."""
+class WritesOwnTensor(nn.Module):
+    """Calls another region, which writes to a tensor that this region has computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
     @region
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = self.linear(x).clone()
         return added(total, x) + total, x * 2
 
 
-class Twice(OfItsOwn):
-    """That region has two calls: TorchDynamo leaves them."""
+class WritesTwice(WritesOwnTensor):
+    """Calls the other region twice, so TorchDynamo does not inline the calls."""
 
     @region
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = self.linear(x).clone()
         return added(total, x) + added(total, x.cos()), x * 2
 
 
-class Checkpointed(Twice):
-    """The regions are called in code that is computed again."""
+class WritesInCheckpoint(WritesTwice):
+    """Calls the other region in a checkpoint, which is recomputed."""
 
-    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         def function(x: torch.Tensor) -> torch.Tensor:
             total = self.linear(x).clone()
             return added(total, x) + added(total, x.cos())
@@ -162,15 +162,15 @@ class Checkpointed(Twice):
         return checkpoint(function, x, use_reentrant=False), x * 2
 
 
-@pytest.mark.parametrize("kind", [OfItsOwn, Twice, Checkpointed])
-def test_regions_that_write_inside_what_a_graph_calls(kind: Callable[[], nn.Module], quick_xla: None) -> None:
+@pytest.mark.parametrize("kind", [WritesOwnTensor, WritesTwice, WritesInCheckpoint])
+def test_writing_regions_inside_other_regions(kind: Callable[[], nn.Module], quick_xla: None) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Model(kind)
     expected = copy.deepcopy(model)
-    x, place = torch.randn(5, 4), torch.tensor([0])
-    torch.compile(model, backend="dynaxla", fullgraph=True)(x, place).square().sum().backward()
-    expected(x, place).square().sum().backward()
+    x, index = torch.randn(5, 4), torch.tensor([0])
+    torch.compile(model, backend="dynaxla", fullgraph=True)(x, index).square().sum().backward()
+    expected(x, index).square().sum().backward()
     for mine, theirs in zip((*model.parameters(), *model.buffers()), (*expected.parameters(), *expected.buffers()), strict=True):
         torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Derivatives of products without looking at values: what eager mode gives, with zeros, infinities and NaNs."""
+"""Tests of passes/dynamo/product_derivatives.py: gradients of products, with zeros, infinities and NaN, equal eager mode's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from support.comparisons.compare import assert_equal
 
 INF, NAN = float("inf"), float("nan")
-# Places and what stands there, in numbers between 0.5 and 1.5.
+# Rows, columns and values of special elements. All other elements are between 0.5 and 1.5.
 SPECIAL: dict[str, list[tuple[int, int, float]]] = {
     "none": [],
     "a zero": [(1, 2, 0.0)],
@@ -55,20 +55,20 @@ def test_special_values(name: str) -> None:
     for special in SPECIAL:
         x = numbers(special)
         found, expected = results(run, x), results(CALLS[name], x)
-        if "infinity" in special and "zero" in special:  # then NaN may stand for a number that eager mode finds; never another number
+        if "infinity" in special and "zero" in special:  # NaN may replace a number of eager mode, but another number may not
             expected = expected[0], torch.where(found[1].isnan(), NAN, expected[1])
             assert found[1].isnan().sum() <= (results(CALLS[name], x)[1].isnan().sum() + 1)
         assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_strides_where_there_are_no_zeros(name: str) -> None:
+def test_strided_inputs(name: str) -> None:
     run = compiled(CALLS[name])
     for x in (numbers("none").t(), numbers("none")[:, ::2]):
         assert_equal(results(run, x), results(CALLS[name], x))
 
 
-def test_a_gradient_that_is_no_number() -> None:
+def test_nan_in_incoming_gradient() -> None:
     for name, shape in (("columns", (6,)), ("running along", (5, 6))):
         grad = torch.randn(shape)
         grad.view(-1)[2] = NAN
@@ -86,12 +86,12 @@ def test_a_gradient_that_is_no_number() -> None:
         lambda x: x[:0].prod(0) * x[:, :0].cumprod(1).sum(),
     ],
 )
-def test_what_keeps_torchs_formula(function: Callable[..., Any]) -> None:
+def test_inputs_with_torchs_formula(function: Callable[..., Any]) -> None:
     x = numbers("none")
     assert_equal(results(compiled(function), x), results(function, x))
 
 
-def test_sizes_that_change_and_halves() -> None:
+def test_dynamic_sizes_and_bfloat16() -> None:
     x = numbers("zeros")
     for name in ("rows", "running down"):
         assert_equal(results(compiled(CALLS[name], dynamic=True), x), results(CALLS[name], x))

@@ -1,4 +1,4 @@
-"""bfloat16 on the CPU: computed in float32, and every result is rounded as eager mode rounds it, to the last bit."""
+"""Tests of passes/jaxpr/bfloat16_rounding.py: bfloat16 on the CPU is computed in float32, and equals eager mode's results bit by bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(params=[False, True], ids=["short", "wide"], autouse=True)
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether this seems to be a machine with vectors of 512 bits."""
+    """True if the processor seems to have 512-bit vectors."""
     internals.processor(monkeypatch, wide_vectors=request.param)
     is_wide: bool = request.param
     return is_wide
@@ -34,12 +34,12 @@ def assert_same(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_rounding() -> None:
-    """Of all kinds of float32: ties, the largest, infinities, NaNs of all kinds, numbers below the normal ones."""
+    """Rounds all kinds of float32 values: ties, the largest numbers, infinities, NaNs, subnormal numbers."""
     bits = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32)
     edges = np.array([[exponent << 23, sign << 31] for exponent in range(256) for sign in range(2)], np.uint32).sum(1, dtype=np.uint32)
     ties = (edges[:, None] + np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0x17FFF, 0x18000, 0x7FFFFF], np.uint32)).ravel()
     x = torch.from_numpy(np.concatenate([bits, ties]).view(np.float32))
-    # Below the normal numbers XLA computes with zeros.
+    # XLA replaces subnormal numbers by zeros.
     x = torch.where(x.abs() < torch.finfo(torch.float32).tiny, x.sign(), x)
     assert_same(compiled(lambda x: x.bfloat16())(x), x.bfloat16())
     assert_same(compiled(lambda x: x.bfloat16().float() + 1)(x), x.bfloat16().float() + 1)
@@ -55,15 +55,15 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "where": lambda x, y: torch.where(x + y > x * y, x * 1.01, y),
     "comparisons": lambda x, y: (x + y == y + x, x * 1.001 == x, x - y < 0.01),
     "read twice": lambda x, y: ((x + y), (x + y) * 2, (x + y).relu()),
-    "there and back": lambda x, y: (x.float() * 1.001).bfloat16().float() - x.float() + y,
+    "to float32 and back": lambda x, y: (x.float() * 1.001).bfloat16().float() - x.float() + y,
     "to integers": lambda x, y: (y * 37.5).to(torch.int32),
     "to float16": lambda x, y: (x * 1.01).to(torch.float16) + y,
     "views": lambda x, y: (x * 1.01).t().reshape(-1)[3:50].unsqueeze(0).expand(3, -1) + 1,
     "a scalar": lambda x, y: x * y.sum().relu() + y[0, 0] * 1.01,
     "sum": lambda x, y: (x * 1.01).sum(0),
-    "greatest": lambda x, y: (x * 1.01).amax(1) - y.amin(1),
+    "amax and amin": lambda x, y: (x * 1.01).amax(1) - y.amin(1),
     "squares": lambda x, y: (x * 1.01).square() + y.abs(),
-    "changed": lambda x, y: x.clone().mul_(1.01).add_(y).relu_(),
+    "in place": lambda x, y: x.clone().mul_(1.01).add_(y).relu_(),
 }
 
 
@@ -101,7 +101,7 @@ def test_control_flow() -> None:
         assert_same(compiled(run)(x), run(x))
 
 
-def test_one_rounding_for_maxima(vectors: bool, tmp_path: Path) -> None:
+def test_clamp_needs_no_rounding_of_its_own(vectors: bool, tmp_path: Path) -> None:
     x = torch.randn(64, 64, dtype=BF16)
     compiled(lambda x: (x * 1.5).clamp(0, 6), dump=tmp_path)(x)
     (program,) = tmp_path.glob("*.stablehlo.mlir")

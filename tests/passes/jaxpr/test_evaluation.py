@@ -1,4 +1,4 @@
-"""A program evaluated with values of another kind gives what it gave, and what JAX only calls is part of it."""
+"""Tests of passes/jaxpr/evaluation.py: an evaluation with wrapped values gives the same results, and inlines calls."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ class Boxed:
 
 
 class Boxes(Evaluation[Boxed]):
-    """Arrays in boxes. Attributes: names (the equations that it saw, with how often their results are used)."""
+    """Evaluates a program with each array in a box.
+
+    Attributes:
+        equations: the name and the numbers of uses of the results of each evaluated equation.
+    """
 
     def __init__(self, platform: str = "cpu") -> None:
         super().__init__(platform)
-        self.names: list[tuple[str, list[int]]] = []
+        self.equations: list[tuple[str, list[int]]] = []
 
     def lift(self, array: Any) -> Boxed:
         return Boxed(array)
@@ -34,11 +38,11 @@ class Boxes(Evaluation[Boxed]):
         return value.array
 
     def in_memory(self, value: Boxed) -> Boxed:
-        self.names.append(("in memory", []))
+        self.equations.append(("in memory", []))
         return value
 
     def apply(self, equation: Any, operands: list[Boxed]) -> Sequence[Boxed]:
-        self.names.append((equation.primitive.name, list(self.uses)))
+        self.equations.append((equation.primitive.name, list(self.uses)))
         return [Boxed(array) for array in bind(equation, [self.lower(operand) for operand in operands])]
 
 
@@ -62,21 +66,21 @@ def test_same_results(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def seen(function: Callable[[Array], Any], platform: str = "cpu") -> list[tuple[str, list[int]]]:
+def evaluated(function: Callable[[Array], Any], platform: str = "cpu") -> list[tuple[str, list[int]]]:
     boxes = Boxes(platform)
     jax.jit(boxes.transform(function)).trace(jnp.ones(3))
-    return boxes.names
+    return boxes.equations
 
 
-def test_calls_are_part_of_the_program() -> None:
-    assert seen(FUNCTIONS["in memory"]) == [("mul", [1]), ("in memory", []), ("add", [1])]
-    assert [name for name, _ in seen(lambda x: jax.jit(lambda y: jax.nn.relu(y))(x))] == ["max"]
+def test_calls_are_inlined() -> None:
+    assert evaluated(FUNCTIONS["in memory"]) == [("mul", [1]), ("in memory", []), ("add", [1])]
+    assert [name for name, _ in evaluated(lambda x: jax.jit(lambda y: jax.nn.relu(y))(x))] == ["max"]
 
 
-def test_only_the_platforms_own_branch_is_evaluated() -> None:
-    assert [name for name, _ in seen(FUNCTIONS["platforms"], "cpu")] == ["sin"]
-    assert [name for name, _ in seen(FUNCTIONS["platforms"], "cuda")] == ["cos"]
-    assert "cond" in [name for name, _ in seen(FUNCTIONS["branches"])]
+def test_only_branch_of_platform_is_evaluated() -> None:
+    assert [name for name, _ in evaluated(FUNCTIONS["platforms"], "cpu")] == ["sin"]
+    assert [name for name, _ in evaluated(FUNCTIONS["platforms"], "cuda")] == ["cos"]
+    assert "cond" in [name for name, _ in evaluated(FUNCTIONS["branches"])]
 
 
 def test_uses_are_counted() -> None:
@@ -84,4 +88,4 @@ def test_uses_are_counted() -> None:
         y = x * 2
         return y + y, y
 
-    assert seen(function) == [("mul", [3]), ("add", [1])]
+    assert evaluated(function) == [("mul", [3]), ("add", [1])]

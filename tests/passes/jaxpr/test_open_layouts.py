@@ -1,6 +1,6 @@
-"""Layouts that are left to XLA: what comes of them is told, applied, and seen by nobody else.
+"""Tests of passes/jaxpr/open_layouts.py: layouts that XLA chooses are reported, applied, and invisible to callers.
 
-XLA's compiler for GPUs is not here, but that of JAX's own client for the CPU takes open results, too: these tests run with it.
+Layouts are open only on GPUs. These tests run on the CPU: the XLA compiler of JAX's CPU client accepts open results, too.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from dynaxla.passes.jaxpr.open_layouts import check_closed, opens_layouts, with_
 from dynaxla.runtime import private
 from support import internals
 
-SAVED, SHOWN = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
+SAVED, PLAIN = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
 
 
 def opened(graph: AtenGraph, kind: type[CompiledGraph] = CompiledGraph) -> CompiledGraph:
-    """A runner on the CPU whose layouts are left to XLA, as on a GPU."""
+    """Returns a runner on the CPU with open layouts, as on a GPU."""
     program = kind(CompilationUnit(graph, Options()))
     program.unit.opens_layouts = True
     program.unit.jax_device = jax.devices("cpu")[0]
     return program
 
 
-class Opening:
-    """An engine of such runners."""
+class OpenLayoutEngine:
+    """An engine whose runners have open layouts."""
 
     def __init__(self, kind: type[CompiledGraph] = CompiledGraph) -> None:
         self._kind = kind
@@ -55,14 +55,14 @@ class Opening:
         return opened(graph, self._kind)
 
 
-WAYS = pytest.mark.parametrize(
-    ("way", "kind"), [("fast", CompiledGraph), ("public", CompiledGraph), ("fast", RetracedProgram)], indirect=["way"]
+ENTRY_POINTS = pytest.mark.parametrize(
+    ("entry_points", "kind"), [("fast", CompiledGraph), ("public", CompiledGraph), ("fast", RetracedProgram)], indirect=["entry_points"]
 )
 
 
 @pytest.fixture(params=["fast", "public"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Private entry points, and the public ones beside them."""
+def entry_points(request: pytest.FixtureRequest) -> Iterator[None]:
+    """JAX's private entry points, or the public ones."""
     with private.force_public() if request.param == "public" else contextlib.nullcontext():
         yield
 
@@ -71,8 +71,8 @@ def traced(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fak
     return make_fx(function, tracing_mode=mode)(*inputs)
 
 
-def test_numbers_of_64_bits_stay_so() -> None:
-    """JAX has them while a graph is traced, and must have them when what was traced is traced again: an index is compared with 0."""
+def test_int64_constants_keep_their_dtype_when_retraced() -> None:
+    """A graph is traced with 64-bit dtypes enabled, and so is its second trace: both compare an int64 index with 0."""
     sharding = SingleDeviceSharding(jax.devices("cpu")[0])
     avals = [jax.ShapeDtypeStruct((), np.int64, sharding=sharding)]
     with jax.enable_x64(True):
@@ -84,12 +84,12 @@ def input_copies() -> int:
     return metrics.snapshot().get("input_copies", 0)
 
 
-def test_the_cpu_keeps_every_layout() -> None:
+def test_no_layout_is_open_on_cpu() -> None:
     assert [platform for platform in ("cpu", "cuda") if opens_layouts(platform)] == ["cuda"]
     assert not CompiledGraph(CompilationUnit(AtenGraph("graph", traced(lambda x: [x + 1], torch.ones(3))), Options())).unit.opens_layouts
 
 
-def test_only_what_is_open_is_chosen() -> None:
+def test_xla_chooses_only_open_layouts() -> None:
     def function(x: jax.Array, y: jax.Array) -> list[jax.Array]:
         return [x + y.T, (x * 2).T, y * 3]
 
@@ -98,7 +98,7 @@ def test_only_what_is_open_is_chosen() -> None:
     text = found.lower().as_text()
     arguments = text.partition(") -> (")[0]
     assert arguments.count('mhlo.layout_mode = "auto"') == 1
-    assert text.count("@LayoutConstraint(") == 2, "XLA chooses the layouts of all results if one is open, but for these"
+    assert text.count("@LayoutConstraint(") == 2, "if one result is open, XLA chooses the layouts of all results without a constraint"
     assert "@jit_program" in text
     compiled = found.lower().compile()
     assert [found.layout.major_to_minor for found in compiled.output_formats] == [(0, 1), (1, 0), (0, 1)]
@@ -107,23 +107,23 @@ def test_only_what_is_open_is_chosen() -> None:
         assert np.array_equal(np.asarray(mine), np.asarray(theirs))
 
 
-@WAYS
-@pytest.mark.usefixtures("way")
-def test_what_is_saved_lies_as_it_was_computed(kind: type[CompiledGraph]) -> None:
-    """The backward program reads it where it is; what a caller sees has eager mode's strides."""
+@ENTRY_POINTS
+@pytest.mark.usefixtures("entry_points")
+def test_saved_values_keep_their_computed_layout(kind: type[CompiledGraph]) -> None:
+    """The backward program reads a saved value without a copy. Results for the caller have eager mode's strides."""
 
     def forward(x: torch.Tensor) -> list[torch.Tensor]:
         return [x[0] + 1, x.sin().t().contiguous(), x.sum(0)]
 
     x = torch.randn(30, 20)
     module = traced(forward, x)
-    module.graph.output_node().meta["desc"] = [SHOWN, SAVED, SAVED]
+    module.graph.output_node().meta["desc"] = [PLAIN, SAVED, SAVED]
     program = opened(AtenGraph("forward", module, phase="forward"), kind)
     for _ in range(2):
-        shown, saved, total = program([x])
+        plain, saved, total = program([x])
         expected = forward(x)
-        assert (shown.stride(), saved.stride(), total.stride()) == ((1,), (1, 20), (1,))
-        torch.testing.assert_close([shown, saved, total], expected)
+        assert (plain.stride(), saved.stride(), total.stride()) == ((1,), (1, 20), (1,))
+        torch.testing.assert_close([plain, saved, total], expected)
 
     backward = opened(AtenGraph("backward", traced(lambda saved: [saved.cos()], expected[1]), phase="backward"))
     metrics.reset()
@@ -135,13 +135,13 @@ def test_what_is_saved_lies_as_it_was_computed(kind: type[CompiledGraph]) -> Non
 
 @pytest.fixture
 def transposing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA:CPU chooses row-major order for every argument; here it has to take the other one of two."""
+    """Lets XLA choose column-major order for matrices. XLA:CPU itself chooses row-major order for every argument."""
     internals.array_layout(monkeypatch, Format(Layout((1, 0)), SingleDeviceSharding(jax.devices("cpu")[0])))
 
 
-@WAYS
-@pytest.mark.usefixtures("way", "transposing")
-def test_prepared_weights_lie_as_the_program_reads_them(kind: type[CompiledGraph]) -> None:
+@ENTRY_POINTS
+@pytest.mark.usefixtures("entry_points", "transposing")
+def test_prepared_weights_have_the_layout_that_the_program_reads(kind: type[CompiledGraph]) -> None:
     def function(weight: torch.Tensor, unread: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         return [x + (weight * 2).t() + torch.rand_like(x) * 0, x[0, 0] * (weight.sum(0) + 1)]
 
@@ -149,28 +149,28 @@ def test_prepared_weights_lie_as_the_program_reads_them(kind: type[CompiledGraph
     graph = AtenGraph("graph", traced(function, weight, unread, x), static=(0, 1))
     frozen = freeze(graph.module, graph.static)
     assert frozen is not None
-    program = Scheduler(Opening(kind), Options(freeze=True)).frozen_schedule(graph, frozen)
+    program = Scheduler(OpenLayoutEngine(kind), Options(freeze=True)).frozen_schedule(graph, frozen)
     values = program.steps[0].run
     assert isinstance(values, FrozenValues)
 
     def check() -> int:
-        """How many inputs the call copied."""
+        """Calls the program, and returns the number of inputs that the call copied."""
         before = input_copies()
         torch.testing.assert_close(list(program([weight, unread, x])), function(weight, unread, x))
         return input_copies() - before
 
-    assert check() == 1, "the first call chooses the order, and copies what lies in another"
+    assert check() == 1, "the first call chooses the layout, and copies the weight to it"
     assert check() == 0
-    kept = values._cached
-    assert kept is not None
-    assert [result.stride() for result in kept.results] == [(1, 20), (1,)]
+    cached = values._cached
+    assert cached is not None
+    assert [result.stride() for result in cached.results] == [(1, 20), (1,)]
     weight.mul_(3)
-    assert check() == 0, "what is prepared anew is brought into that order at once"
-    assert values._cached is not kept
+    assert check() == 0, "a changed weight is prepared in that layout"
+    assert values._cached is not cached
 
 
-@pytest.mark.usefixtures("way", "transposing")
-def test_programs_for_other_sizes_read_the_order_that_the_first_has_chosen() -> None:
+@pytest.mark.usefixtures("entry_points", "transposing")
+def test_programs_for_other_sizes_use_the_first_programs_layout() -> None:
     def function(weight: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         return [x.sum(0).view(30, 1) + weight.t()]
 
@@ -190,16 +190,16 @@ def test_programs_for_other_sizes_read_the_order_that_the_first_has_chosen() -> 
     assert input_copies() == 0
 
 
-def test_what_xla_lays_out_unasked_is_an_error() -> None:
+def test_unexpected_layout_raises() -> None:
     check_closed({0: (0, 1), 1: (1, 0), 2: (), 3: (0,)}, [1])
     with pytest.raises(CompilationError, match=r"the dimension order \[1, 0\] for array 1"):
         check_closed({0: (0, 1), 1: (1, 0)}, [0])
 
 
-def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_program_on_gpu_copies_weights_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[AtenGraph] = []
 
-    class Recording:
+    class RecordingEngine:
         def runner(self, graph: AtenGraph) -> CompiledGraph:
             graphs.append(graph)
             return opened(graph)
@@ -213,7 +213,7 @@ def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypa
 
     internals.devices_of_graphs(monkeypatch, torch.device("cuda"))
     graph = AtenGraph("net", traced(function, *parameters, x), static=tuple(range(len(parameters))))
-    runner = Scheduler(Recording(), Options(freeze=True)).runner(graph)
+    runner = Scheduler(RecordingEngine(), Options(freeze=True)).runner(graph)
     prepared, rest = graphs
     assert [node.target for node in prepared.module.graph.nodes if node.op == "call_function"] == [torch.ops.aten.clone.default] * 2
     assert len(rest.open_inputs.positions) == 2

@@ -1,4 +1,4 @@
-"""What XLA's partitioner gets: general branches, the user's lines, and the same values."""
+"""Tests of passes/jaxpr/partitionable.py: a program for XLA's partitioner has no branches per platform, and computes the same values."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def _program(x: jax.Array) -> dict[str, jax.Array]:
     return {"total": total, "product": x @ x.T}
 
 
-def test_general_branches_and_lines() -> None:
+def test_platform_branches_are_removed_and_source_lines_kept() -> None:
     x = np.linspace(-1, 1, 8 * 256, dtype=np.float32).reshape(8, 256)
     general = jax.jit(partitionable(_program)).trace(x)
     assert {equation.primitive.name for equation in general.jaxpr.eqns} <= {"exp", "reduce_sum", "transpose", "dot_general"}
     assert "at[model.py:3]" in {str(equation.source_info.name_stack) for equation in general.jaxpr.eqns}
-    assert "cond" in str(jax.make_jaxpr(_program)(x)), "there is something to leave out"
+    assert "cond" in str(jax.make_jaxpr(_program)(x)), "the original program has branches"
     found, expected = general.lower().compile()(x), jax.jit(_program)(x)
     assert found.keys() == expected.keys()
     for name in found:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
 
 
-def test_branches_by_value_stay() -> None:
+def test_branches_on_values_are_kept() -> None:
     def program(x: jax.Array) -> jax.Array:
         return lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
 
@@ -38,8 +38,8 @@ def test_branches_by_value_stay() -> None:
         np.testing.assert_array_equal(jax.jit(partitionable(program))(x), jax.jit(program)(x))
 
 
-def test_dimensions_stay_what_they_are_made_of() -> None:
-    """Products, their operands made in one way, in two, or of one dimension; transposes, sums and elementwise functions in between."""
+def test_merged_dimensions_stay_separate() -> None:
+    """Products of operands with dimensions merged in one way, in two ways, or not merged, with other ops between the products."""
     x, y, z = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((2, 3, 4, 1, 5), (6, 5, 7), (3, 2, 5, 7)))
 
     def program(x: jax.Array, y: jax.Array, z: jax.Array) -> list[jax.Array]:
@@ -53,12 +53,12 @@ def test_dimensions_stay_what_they_are_made_of() -> None:
     for free in ((), (0,)):
         found = jax.jit(partitionable(program, free))(x, y, z)
         assert found[0].shape == ((2, 3, 4, 7) if free else (6, 4, 7))
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(np.reshape(one, other.shape), other, rtol=1e-4, atol=1e-4)
+        for actual, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.reshape(actual, wanted.shape), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_much_larger_operand_of_a_product_keeps_its_shape() -> None:
-    """A merged dimension is contracted, with a weight that is divided in the same way, and with one of 100 times as many elements."""
+def test_much_larger_operand_of_product_keeps_its_shape() -> None:
+    """The contracted dimension of x is merged from two. A small weight is reshaped to match x; a weight 100 times as large as x is not."""
     draw = np.random.default_rng(0).standard_normal
     for columns in (2, 800):
         x, weight = draw((8, 4, 3)).astype(np.float32), draw((12, columns)).astype(np.float32)

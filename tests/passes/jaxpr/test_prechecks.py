@@ -1,4 +1,4 @@
-"""Checks as a program of their own."""
+"""Tests of passes/jaxpr/prechecks.py: checks of indices become a separate program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _split(condition: Callable[[jax.Array, jax.Array], jax.Array]) -> tuple[jax.
     return split(jax.jit(program, keep_unused=True).trace(X, INDEX), "a_program", (X, INDEX), (0,))
 
 
-def test_checks_of_indices_come_first() -> None:
+def test_checks_of_indices_become_first_program() -> None:
     parts = _split(lambda x, index: jnp.all(index < 4))
     assert parts is not None
     checks, rest = (part.lower().compile() for part in parts)
@@ -35,5 +35,5 @@ def test_checks_of_indices_come_first() -> None:
 
 
 @pytest.mark.parametrize("condition", [lambda x, _: jnp.all(x @ x < 1), lambda x, _: jnp.all(jnp.sort(x)[0] < 1)], ids=["product", "sort"])
-def test_checks_of_what_is_computed_stay(condition: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
+def test_checks_of_computed_values_are_not_split_off(condition: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
     assert _split(condition) is None

@@ -1,4 +1,4 @@
-"""Checkpointed regions: what the backward pass computes again has the random numbers of the forward pass."""
+"""Tests of passes/joint/checkpointing.py: random ops that are recomputed draw the numbers of the forward pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def noise(x: torch.Tensor) -> torch.Tensor:
 noise.register_fake(torch.empty_like)
 noise.register_autograd(lambda ctx, grad: None)
 
-# Each gives scale * x ** 2, element by element, for random numbers `scale`. Its gradient is then known: 2 * result / x.
+# Each region returns scale * x ** 2 with random numbers `scale`, so its gradient is 2 * result / x.
 DRAWS: dict[str, Region] = {
     "dropout": lambda x: F.dropout(x, 0.5).square(),
     "two dropouts": lambda x: F.dropout(x, 0.5) * F.dropout(x, 0.3),
@@ -46,7 +46,7 @@ DRAWS: dict[str, Region] = {
 
 
 def draw(region: Region, compiled: Callable[[Any], Any], rows: int, reentrant: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The region's result, and twice that as the gradient says."""
+    """Returns the region's result and gradient * x, which is 2 * result if the backward pass used the same random numbers."""
     x = torch.randn(rows, 8).abs().add(0.5).requires_grad_()
     result = compiled(lambda x: checkpoint(region, x, use_reentrant=reentrant))(x)
     result.sum().backward()
@@ -56,7 +56,7 @@ def draw(region: Region, compiled: Callable[[Any], Any], rows: int, reentrant: b
 @pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(("name", "reentrant"), [*((name, False) for name in DRAWS), ("two dropouts", True), ("attention", True)])
 @pytest.mark.parametrize("options", [{}, {"exact_rng": True}], ids=["", "exact_rng"])
-def test_the_same_numbers_again(name: str, options: dict[str, Any], reentrant: bool) -> None:
+def test_recomputed_ops_draw_the_same_numbers(name: str, options: dict[str, Any], reentrant: bool) -> None:
     region = DRAWS[name]
     compiled = functools.partial(torch.compile, backend="dynaxla", fullgraph=True, options=options)
     result, twice = draw(region, compiled, 64, reentrant)
@@ -68,7 +68,7 @@ def test_the_same_numbers_again(name: str, options: dict[str, Any], reentrant: b
         assert_equal(mine, draw(region, lambda function: function, 64, reentrant), tolerance=(1e-4, 1e-4))
 
 
-def test_sizes_that_change_and_numbers_that_do_not_come_again() -> None:
+def test_dynamic_sizes_draw_new_numbers_in_each_call() -> None:
     function = torch.compile(
         lambda x: checkpoint(DRAWS["two dropouts"], x, use_reentrant=False), backend="dynaxla", fullgraph=True, dynamic=True
     )
@@ -81,24 +81,24 @@ def test_sizes_that_change_and_numbers_that_do_not_come_again() -> None:
         masks.append(result.detach())
     assert not torch.equal(masks[0], masks[2])
     assert not torch.equal(masks[2], masks[3])
-    assert 0.2 < (masks[0] > 0).float().mean() < 0.5, "the two draws of a call are as one: 0.5 * 0.7"
+    assert 0.2 < (masks[0] > 0).float().mean() < 0.5, "the two draws of a call are independent: 0.5 * 0.7"
 
 
-def test_the_seed_rules() -> None:
+def test_same_seed_gives_same_mask() -> None:
     function = torch.compile(lambda x: checkpoint(DRAWS["dropout"], x, use_reentrant=False), backend="dynaxla")
-    found = []
+    runs = []
     for _ in range(2):
         torch.manual_seed(5)
-        found.append(function(torch.ones(9, 9, requires_grad=True)).detach())
-    assert torch.equal(*found)
+        runs.append(function(torch.ones(9, 9, requires_grad=True)).detach())
+    assert torch.equal(*runs)
 
 
-def test_attention_without_dropout_leaves_the_generator_alone() -> None:
+def test_attention_without_dropout_does_not_advance_generator() -> None:
     def region(x: torch.Tensor) -> torch.Tensor:
         y = x.view(1, 2, -1, 8)
         return F.scaled_dot_product_attention(y, y, y, is_causal=True).reshape(x.shape)
 
-    found = []
+    runs = []
     for call in (region, torch.compile(region, backend="dynaxla", fullgraph=True, options={"fallback": "error"})):
         torch.manual_seed(0)
         x = torch.randn(8, 8, requires_grad=True)
@@ -106,18 +106,18 @@ def test_attention_without_dropout_leaves_the_generator_alone() -> None:
         result = checkpoint(call, x, use_reentrant=False) if call is region else call(x)
         result.sum().backward()
         assert torch.equal(torch.get_rng_state(), state)
-        found.append([result.detach(), x.grad])
-    assert_equal(found[1], found[0])
+        runs.append([result.detach(), x.grad])
+    assert_equal(runs[1], runs[0])
     function = torch.compile(lambda x: checkpoint(region, x, use_reentrant=False), backend="dynaxla", fullgraph=True)
     x = x.detach().requires_grad_()
     state = torch.get_rng_state()
     result = function(x)
     result.sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
-    assert_equal([result.detach(), x.grad], found[0])
+    assert_equal([result.detach(), x.grad], runs[0])
 
 
-def test_no_split_for_draws_that_have_a_lowering() -> None:
+def test_lowered_random_ops_do_not_split_the_graph() -> None:
     metrics.reset()
     function = torch.compile(lambda x: checkpoint(DRAWS["two dropouts"], x, use_reentrant=False), backend="dynaxla")
     function(torch.ones(4, 8, requires_grad=True)).sum().backward()
@@ -137,7 +137,7 @@ def test_nested_regions() -> None:
 
 @pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
 def test_selective_checkpointing(policy: CheckpointPolicy) -> None:
-    """One policy for products, the other one for all else, dropout among it."""
+    """Products have one policy. All other ops, dropout among them, have the other one."""
     products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     other = CheckpointPolicy.PREFER_RECOMPUTE if policy is not CheckpointPolicy.PREFER_RECOMPUTE else CheckpointPolicy.MUST_SAVE
 
@@ -167,8 +167,8 @@ class Block(nn.Module):
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
-def test_a_transformer_as_without_checkpoints(reentrant: bool) -> None:
-    """With exact_rng all three have eager's numbers, whatever is computed again."""
+def test_checkpointed_transformer_equals_plain_transformer(reentrant: bool) -> None:
+    """With exact_rng, the compiled function draws eager mode's numbers."""
     blocks = nn.ModuleList(Block() for _ in range(2))
 
     def plain(x: torch.Tensor) -> torch.Tensor:
@@ -181,35 +181,35 @@ def test_a_transformer_as_without_checkpoints(reentrant: bool) -> None:
             x = checkpoint(block, x, use_reentrant=reentrant)
         return x.square().mean()
 
-    found = []
+    runs = []
     for function in (plain, checkpointed, torch.compile(checkpointed, backend="dynaxla", options={"exact_rng": True})):
         torch.manual_seed(0)
         blocks.zero_grad()
         x = torch.randn(3, 5, 16, requires_grad=True)
         loss = function(x)
         loss.backward()
-        found.append([loss.detach(), x.grad, *(parameter.grad.clone() for parameter in blocks.parameters())])
-    assert_equal(found[1], found[0])
-    assert_equal(found[2], found[0], tolerance=(1e-4, 1e-5))
+        runs.append([loss.detach(), x.grad, *(parameter.grad.clone() for parameter in blocks.parameters())])
+    assert_equal(runs[1], runs[0])
+    assert_equal(runs[2], runs[0], tolerance=(1e-4, 1e-5))
 
 
 @pytest.mark.usefixtures("quick_xla")
-def test_running_statistics_that_the_forward_pass_changes() -> None:
-    """The backward pass computes the region again of what the statistics were. It does not change them once more, as with all backends."""
-    found = []
-    for compile_it in (lambda model: model, functools.partial(torch.compile, backend="dynaxla", fullgraph=True)):
+def test_backward_pass_does_not_update_running_statistics() -> None:
+    """The backward pass recomputes the region with the old statistics, and does not update them again, as in other backends."""
+    runs = []
+    for compile_model in (lambda model: model, functools.partial(torch.compile, backend="dynaxla", fullgraph=True)):
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()).double()
-        whole = layers if not found else lambda x, layers=layers: checkpoint(layers, x, use_reentrant=False)
-        run = compile_it(whole)
+        function = layers if not runs else lambda x, layers=layers: checkpoint(layers, x, use_reentrant=False)
+        run = compile_model(function)
         for _ in range(2):
             run(torch.linspace(-1, 2, 24, dtype=torch.float64).view(6, 4).square()).square().sum().backward()
-        found.append([*(parameter.grad for parameter in layers.parameters()), *layers.buffers()])
-    for plain, mine in zip(*found, strict=True):
+        runs.append([*(parameter.grad for parameter in layers.parameters()), *layers.buffers()])
+    for plain, mine in zip(*runs, strict=True):
         torch.testing.assert_close(mine, plain)
 
 
-def test_each_draw_has_a_key_of_its_own() -> None:
+def test_each_draw_has_its_own_key() -> None:
     random_key, device = torch.ops.dynaxla.random_key.default, {"device": torch.device("cpu")}
     draws = [Call(random_key, (number,), device, expected=torch.zeros(2, dtype=torch.int32)) for number in range(2)]
     first, second = run_ops(draws)

@@ -1,4 +1,4 @@
-"""What the backward graph gets from the forward graph."""
+"""Tests of passes/joint/partition.py: the values that the forward graph saves for the backward graph."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dynaxla.passes.joint.partition import partition
 from support.fakes.several_devices import CPU, CUDA, names, to_device, traced
 
 
-def changed_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def mutating_function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.mul_(y)
     return y * 2
 
 
-class ChangedBuffer(nn.Module):
+class MutatesBuffer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("level", torch.tensor([0.5, -1.0]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.mse_loss(x, torch.tanh(self.level))
-        kept = self.level.clone()
+        old_level = self.level.clone()
         self.level[0] = 2.0
-        return loss + kept.sum()
+        return loss + old_level.sum()
 
 
-def test_buffer_that_is_changed_after_its_use() -> None:
+def test_gradient_of_buffer_mutated_after_use() -> None:
     gradients = []
-    module = ChangedBuffer()
+    module = MutatesBuffer()
     for function in (module, torch.compile(copy.deepcopy(module), backend="dynaxla", fullgraph=True)):
         x = torch.tensor([3.0, 4.0], requires_grad=True)
         function(x).backward()
@@ -40,9 +40,9 @@ def test_buffer_that_is_changed_after_its_use() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_gradient_of_an_input_that_is_changed() -> None:
+def test_gradient_of_mutated_input() -> None:
     gradients = []
-    for function in (changed_input, torch.compile(changed_input, backend="dynaxla", fullgraph=True)):
+    for function in (mutating_function, torch.compile(mutating_function, backend="dynaxla", fullgraph=True)):
         leaves = [torch.tensor([-1.0, 2.0], requires_grad=True), torch.tensor([3.0, 0.5], requires_grad=True)]
         x, y = leaves[0] * 1, leaves[1] * 1
         result = function(x, y)
@@ -52,8 +52,8 @@ def test_gradient_of_an_input_that_is_changed() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_what_was_copied_between_devices_is_not_copied_again() -> None:
-    """It is cheap to no graph: a copy to the CPU waits. What is known before any input is made anew instead of being kept."""
+def test_copies_between_devices_are_not_recomputed() -> None:
+    """A copy to the CPU blocks, so its result is saved. Constants are recomputed instead of saved."""
 
     def joint(primals: torch.Tensor, tangents: torch.Tensor) -> list[torch.Tensor]:
         mask = to_device(torch.ones(3, 3).triu(), "cuda:0")

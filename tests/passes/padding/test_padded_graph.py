@@ -1,4 +1,4 @@
-"""Which graphs can run with rounded sizes, what of them is padded, and why others cannot."""
+"""Tests of passes/padding/padded_graph.py: graphs that can run with rounded sizes, their masks, and the reasons why others cannot."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def masks(padded: Any) -> list[Any]:
 X = torch.zeros(5, 7)
 
 
-def test_masks_stand_where_sizes_are_mixed() -> None:
+def test_masks_are_only_on_operands_of_reductions() -> None:
     assert not masks(pad(graph(lambda x: [x.exp() * 2 + x.transpose(0, 1).unsqueeze(0).squeeze(0).t()], X)))
-    # One for both readers of a value.
+    # Both consumers of a value share one mask.
     assert len(masks(pad(graph(lambda x: [x.sum(1), x.sum(1, keepdim=True)], X)))) == 1
     assert len(masks(pad(graph(lambda x: [x @ x.t()], X)))) == 2
 
 
-def test_a_graph_without_changing_sizes_stays() -> None:
+def test_graph_without_dynamic_sizes_is_not_padded() -> None:
     assert pad(AtenGraph("static", make_fx(lambda x: (x + 1,))(X))) is None
 
 
-def test_outputs() -> None:
+def test_kinds_of_outputs() -> None:
     def function(x: torch.Tensor, n: int) -> list[Any]:
         y = x + 1
         return [x, x[1:], y, x.shape[0] * 2, y]
@@ -55,7 +55,7 @@ def test_outputs() -> None:
     assert len(padded.module.graph.output_node().args[0]) == 1
 
 
-def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
+def test_factors_of_flattened_sizes_have_one_order() -> None:
     def function(x: torch.Tensor) -> list[Any]:
         flat = x.view(-1, 3)
         return [flat.t() @ flat]
@@ -81,19 +81,19 @@ def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
         (lambda x: [torch.nn.functional.avg_pool1d(x, 2, ceil_mode=True)], "cross the end of a padded dimension"),
     ],
 )
-def test_why_a_graph_needs_exact_sizes(function: Callable[..., Any], reason: str) -> None:
+def test_reason_why_graph_needs_exact_sizes(function: Callable[..., Any], reason: str) -> None:
     found = pad(graph(function, X))
     assert isinstance(found, str)
     assert reason in found
 
 
-def test_memory_of_an_input_in_a_backward_graph() -> None:
+def test_backward_output_that_views_an_input_needs_exact_sizes() -> None:
     found = pad(graph(lambda x: [x[1:]], X, phase="backward"))
     assert found == "an output shares memory with an input"
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_two_tensors_that_are_flattened_have_the_same_batch_and_length_as_long_as_they_do(shift: int) -> None:
+def test_flattened_tensors_of_equal_batch_and_length_are_padded(shift: int) -> None:
     def loss(x: torch.Tensor, w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy((x @ w)[:, : x.shape[1] - shift].reshape(-1, 5), n[:, shift:].reshape(-1))
 
@@ -105,11 +105,11 @@ def test_two_tensors_that_are_flattened_have_the_same_batch_and_length_as_long_a
             assert_equal(mine, theirs)
         return counts()[0] - before[0]
 
-    # Without `dynamic=True` each size that changes is a symbol of its own.
+    # Without `dynamic=True`, each size that changes is a separate symbol.
     run, before = compiled(loss, dynamic=None), counts()
     with poisoned():
         assert [check(*sizes) for sizes in ((4, 16), (3, 17), (5, 21), (6, 22), (5, 24))] == [2, 4, 6, 6, 6]
-        # As many elements in another shape are another graph, for exact sizes.
+        # The same number of elements in another shape: another graph, with exact sizes.
         x, w, n = torch.randn(6, 4 + shift, 4), torch.randn(4, 5), torch.randint(0, 5, (3, 8 + shift))
         assert_equal(run(x, w, n), loss(x, w, n))
     assert counts()[1] == before[1]

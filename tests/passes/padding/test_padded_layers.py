@@ -1,4 +1,4 @@
-"""Products, norms, attention, tables and losses of rounded sizes, with NaN and indices of no element in the padding."""
+"""Tests of products, norms, attention, embeddings and losses with rounded sizes. The padding contains NaN and invalid indices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PRODUCTS: Functions = [
     lambda x, y, n, t: aten.convolution_backward(x[:, :2, :3], x[:, 1:5, :3], KERNEL, [2], [1], [0], [1], False, [0], 1, [True] * 3)[0],
     lambda x, y, n, t: F.max_pool2d(x[:, None, :4], 2),
 ]
-if not IS_OLDEST:  # whose fake tensors take no weight of a dynamic size
+if not IS_OLDEST:  # its fake tensors refuse a weight of a dynamic size
     PRODUCTS += [
         lambda x, y, n, t: F.binary_cross_entropy(y.sigmoid().half(), (n / 7).half(), y[0].abs().half()),
         lambda x, y, n, t: F.binary_cross_entropy(y.sigmoid(), n / 7, y[0], reduction="none").sum(1),
@@ -81,16 +81,16 @@ FUSED: Functions = [
 
 
 @pytest.mark.quick
-def test_indices_that_do_not_count_read_nothing() -> None:
+def test_invalid_indices_in_padding_read_nothing() -> None:
     assert_one_program(READS, features)
 
 
 @pytest.mark.quick
-def test_what_is_summed_leaves_padding_out() -> None:
+def test_products_norms_and_losses_ignore_padding() -> None:
     assert_one_program(PRODUCTS, features)
 
 
-def test_heads_of_a_batch_are_no_prefix_in_a_backward_graph() -> None:
+def test_gradients_with_batch_and_heads_merged() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         heads = x.reshape(x.shape[0], -1, 2, 2).transpose(1, 2)
         return (heads @ heads.transpose(2, 3)).softmax(3).matmul(heads).exp().sum()
@@ -104,8 +104,8 @@ def test_heads_of_a_batch_are_no_prefix_in_a_backward_graph() -> None:
     assert counts() == (before[0] + 2, before[1])
 
 
-def test_a_batch_and_a_length_made_one_are_no_prefix_in_a_backward_graph() -> None:
-    """Of the two only the length changes: the forward graph gives the backward one a dimension of 3 * length."""
+def test_gradients_with_static_batch_and_length_merged() -> None:
+    """The batch is 3, and only the length is dynamic: the forward graph saves tensors with a dimension of size 3 * length."""
     inner, outer = torch.nn.Linear(4, 5).double(), torch.nn.Linear(5, 2).double()
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_a_batch_and_a_length_made_one_are_no_prefix_in_a_backward_graph() -> No
 
 
 @fails_in_oldest("its fake tensors cannot run fused encoder layers")
-def test_fused_layers_attend_to_nothing_that_does_not_count() -> None:
+def test_fused_layers_do_not_attend_to_padding() -> None:
     assert_one_program(FUSED, features)
 
 

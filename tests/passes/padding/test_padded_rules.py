@@ -1,4 +1,4 @@
-"""Reductions, views and constants of rounded sizes: what counts of their results, with NaN and indices of no element in the padding."""
+"""Tests of reductions, views and constants with rounded sizes. The padding contains NaN and invalid indices."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ REDUCTIONS: Functions = [
     lambda x, y, n, t: x.view(-1, 4).sigmoid().mean(0),
 ]
 
-PLACES: Functions = [
+POSITIONS: Functions = [
     lambda x, y, n, t: x[:, -1],
     lambda x, y, n, t: F.hardswish(x)[:, -4:-1],
     lambda x, y, n, t: x[-3:],
@@ -101,10 +101,10 @@ PLACES: Functions = [
 ]
 
 
-def test_reductions_leave_padding_out() -> None:
+def test_reductions_ignore_padding() -> None:
     assert_one_program(REDUCTIONS, features)
 
 
-def test_places_count_from_the_true_ends() -> None:
-    # Of sums, for a view of an input is none of the program's results.
-    assert_one_program([lambda *given, own=function: own(*(item * 1 for item in given)) + 0 for function in PLACES], features)
+def test_positions_count_from_true_ends() -> None:
+    # The functions get and return copies: a view of an input would not be a result of the program.
+    assert_one_program([lambda *given, own=function: own(*(item * 1 for item in given)) + 0 for function in POSITIONS], features)

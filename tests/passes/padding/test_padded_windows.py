@@ -1,4 +1,4 @@
-"""Convolutions and pooling over rounded sizes, with NaN in the padding."""
+"""Tests of convolutions, pooling, resizing and strided views with rounded sizes. The padding contains NaN."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WINDOWS: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.pad(x[:, None], (1, 1, 2, 0), mode="replicate").sum(2),
 ]
 
-# Images at sizes that have nothing to do with their own.
+# Resized images.
 RESIZED: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.interpolate(image(y), size=(7, 5), mode="bilinear"),
     lambda x, y, n, t: F.interpolate(image(y), size=(7, 5), mode="bilinear", align_corners=True),
@@ -58,7 +58,7 @@ RESIZED: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.interpolate(y[:, None], size=x.shape[0] + 3, mode="linear").cumsum(2),
 ]
 
-# Memory seen in another way.
+# Strided views.
 STRIDED: list[Callable[..., Any]] = [
     lambda x, y, n, t: (y + 1).as_strided((y.shape[0], (y.shape[1] - 4) // 2 + 1, 4), (y.shape[1], 2, 1)).sum(1),
     lambda x, y, n, t: (y + 1).as_strided((y.shape[0], 3, y.shape[1]), (y.shape[1], 0, 1)).sum((0, 2)),
@@ -68,12 +68,12 @@ STRIDED: list[Callable[..., Any]] = [
 
 
 @pytest.mark.quick
-@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
-def test_windows_end_where_they_would() -> None:
+@fails_in_oldest("with strided windows, its graphs are either for even or for odd sizes")
+def test_windows_ignore_padding() -> None:
     assert_one_program(WINDOWS, features)
 
 
-@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
+@fails_in_oldest("with strided windows, its graphs are either for even or for odd sizes")
 def test_gradients_of_windows() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         hidden = F.conv1d(x.transpose(1, 2), kernel(t), t[0, :2], padding=1, stride=2)
@@ -113,15 +113,15 @@ def test_gradients_of_windows_that_are_cut_or_overlap() -> None:
     assert counts() == (before[0] + 2, before[1])
 
 
-def test_images_are_resized_by_their_true_sizes() -> None:
+def test_resizing_uses_true_sizes() -> None:
     assert_one_program(RESIZED, features)
 
 
-def test_memory_seen_as_windows_or_repeated() -> None:
+def test_strided_views_use_true_sizes() -> None:
     assert_one_program(STRIDED, features)
 
 
-def test_gradients_of_images_that_are_resized_and_continued() -> None:
+def test_gradients_of_resizing_and_padding() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         found = [
             F.interpolate(image(y), size=(7, 5), mode="bilinear"),
@@ -139,16 +139,16 @@ def test_gradients_of_images_that_are_resized_and_continued() -> None:
     assert counts() == (before[0] + 2, before[1])
 
 
-# What the rules would compute with an argument must be a number: where that changes between calls there are programs of exact sizes.
-NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+# Arguments that change between calls. The padding rules need constants, so these programs have exact sizes.
+CHANGING_ARGUMENTS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "reflect": lambda x, w: F.pad(x, (w, 1), mode="reflect"),
     "reflect, both": lambda x, w: F.pad(x, (w, w), mode="reflect"),
-    "reflect, behind": lambda x, w: F.pad(x, (0, w), mode="reflect"),
-    "reflect, as many less": lambda x, w: F.pad(x, (w, 1 - w), mode="reflect"),
+    "reflect, at the end": lambda x, w: F.pad(x, (0, w), mode="reflect"),
+    "reflect, wider and narrower": lambda x, w: F.pad(x, (w, 1 - w), mode="reflect"),
     "reflect, images": lambda x, w: F.pad(x[:, :, None] * x[..., None], (w, 2, 1, w), mode="reflect"),
     "reflect, another dimension": lambda x, w: F.pad(x[..., None].expand(2, 3, -1, 5), (w, w, 1, 2), mode="reflect"),
     "replicate": lambda x, w: F.pad(x, (1, w), mode="replicate"),
-    "replicate, less": lambda x, w: F.pad(x, (w, -1), mode="replicate"),
+    "replicate, cut at the end": lambda x, w: F.pad(x, (w, -1), mode="replicate"),
     "replicate, volumes": lambda x, w: F.pad(
         (x[:, :, None] * x[..., None])[..., None].expand(-1, -1, -1, -1, 4), (w, 1, 1, w, 0, 1), mode="replicate"
     ),
@@ -158,13 +158,13 @@ NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 @pytest.mark.sample(usual=2)
-@pytest.mark.parametrize("name", NUMBERS)
-def test_arguments_that_change(name: str) -> None:
-    run = compiled(NUMBERS[name])
+@pytest.mark.parametrize("name", CHANGING_ARGUMENTS)
+def test_changing_arguments(name: str) -> None:
+    run = compiled(CHANGING_ARGUMENTS[name])
     for size, width in ((7, 2), (11, 3), (9, 2)):
         found, expected = (torch.linspace(0.5, 2.5, 6 * size).view(2, 3, size).requires_grad_() for _ in range(2))
-        for function, x in ((run, found), (NUMBERS[name], expected)):
+        for function, x in ((run, found), (CHANGING_ARGUMENTS[name], expected)):
             result = function(x, width)
             (result * torch.linspace(1, 2, result.numel()).view(result.shape)).sum().backward()
-        torch.testing.assert_close(run(found, width), NUMBERS[name](expected, width))
+        torch.testing.assert_close(run(found, width), CHANGING_ARGUMENTS[name](expected, width))
         torch.testing.assert_close(found.grad, expected.grad)

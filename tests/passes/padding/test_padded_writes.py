@@ -1,4 +1,4 @@
-"""Writes by index to and from rounded sizes: padding, of indices of no element, writes nothing that counts."""
+"""Tests of writes by index with rounded sizes: invalid indices in the padding write no valid element."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ WRITES: list[Callable[..., Any]] = [
 ]
 
 
-def test_what_does_not_count_writes_nothing() -> None:
+def test_padding_writes_no_valid_element() -> None:
     assert_one_program(WRITES, features)
 
 
-def test_true_indices_out_of_range_are_found() -> None:
+def test_valid_indices_out_of_range_raise() -> None:
     run = compiled(lambda x, n: x.scatter_add(0, n, x).index_put((n,), x, accumulate=True))
     n = torch.tensor([0, 8, 3, 1, 2, 0, 5, 6, 7])
     x = torch.ones(9)
     with poisoned():
         torch.testing.assert_close(run(x, n), x.scatter_add(0, n, x).index_put((n,), x, accumulate=True))
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            run(x, n + 1)  # padding has an element there
+            run(x, n + 1)  # index 9 exists only in the padding

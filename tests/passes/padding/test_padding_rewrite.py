@@ -1,4 +1,4 @@
-"""What is known of the values of a graph that is rewritten, and what is added to it."""
+"""Tests of passes/padding/padding_rewrite.py: the known extents of a graph's values, and the masks and sizes that are added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynaxla.passes.padding.valid_sizes import Extent, NoPaddingRule, size_of
 
 
 def rewriting(count: int = 1) -> tuple[PaddingRewrite, Node, Any]:
-    """A graph of x.exp(), x, and the symbol of x's first size."""
+    """Returns the rewrite of a graph of x.exp(), the placeholder x, and the symbol of x's first size."""
     module = make_fx(lambda x: x.exp(), tracing_mode="symbolic")(torch.zeros(5, 7))
     (x,) = module.graph.find_nodes(op="placeholder")
     symbol = size_of(x.meta["val"].shape[0])
@@ -33,7 +33,7 @@ def test_only_rounded_sizes_are_padded() -> None:
         rewrite.require_exact([3, x.meta["val"].shape[0]])
 
 
-def test_a_mask_is_made_once_for_each_number() -> None:
+def test_one_mask_for_each_fill_value() -> None:
     rewrite, x, symbol = rewriting()
     first = rewrite.masked(x, [0, 1], 0)
     assert rewrite.masked(x, [0], 0) is first
@@ -44,7 +44,7 @@ def test_a_mask_is_made_once_for_each_number() -> None:
     assert not rewrite.extents_of(rewrite.masked(x, [0], 1))[0].uniform
 
 
-def test_a_position_that_may_shrink_is_unknown() -> None:
+def test_size_that_may_shrink_raises() -> None:
     rewrite, _, symbol = rewriting()
     assert [rewrite.length_index(size) for size in (symbol, symbol + 1, symbol)] == [0, 1, 0]
     with pytest.raises(NoPaddingRule):

@@ -1,4 +1,4 @@
-"""Sizes are rounded up as far as what was assumed of them allows."""
+"""Tests of passes/padding/round_up.py: sizes are rounded up unless a guard on sizes forbids it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_rounded_sizes() -> None:
 
 
 def rounding(function: Callable[[torch.Tensor], object], size: int) -> int | None:
-    """What a size of a traced function's input is rounded to."""
+    """Returns the rounded size of a traced function's input; None if the size cannot be rounded."""
     module = make_fx(lambda x: x if function(x) else x + 1, tracing_mode="symbolic")(torch.zeros(size, 4))
     (symbolic, _) = module.graph.find_nodes(op="placeholder")[0].meta["val"].shape
     symbol = symbolic.node.expr
@@ -25,11 +25,11 @@ def rounding(function: Callable[[torch.Tensor], object], size: int) -> int | Non
     return None if found is None else found[symbol]
 
 
-def test_what_was_assumed_holds_for_rounded_sizes() -> None:
+def test_rounded_sizes_satisfy_guards() -> None:
     assert rounding(lambda x: True, 9) == 12
     assert rounding(lambda x: x.shape[0] % 4 == 0, 20) == 24
     assert rounding(lambda x: x.shape[0] % 5 == 0, 20) is None
     assert rounding(lambda x: x.shape[0] < 100, 70) is not None
     assert rounding(lambda x: x.shape[0] != 12, 9) is None
-    # The greatest size that is allowed is as good as a bucket's.
+    # The largest size that a guard allows takes the place of a larger bucket.
     assert rounding(lambda x: x.shape[0] < 11, 9) == 10

@@ -1,4 +1,4 @@
-"""Compares compiled with eager results: values, dtypes, shapes, strides, aliasing, mutations. It raises; it returns nothing."""
+"""Compares compiled functions with eager mode: values, dtypes, shapes, strides, aliases, mutations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
 
 
 def assert_equal(actual: Any, expected: Any, *, tolerance: tuple[float, float] | None = None, values: bool = True) -> None:
-    """Same structure, and for tensors the same dtype, device, shape, strides, requires_grad, conjugate and negative bits, and values.
+    """Compares structures, and of tensors dtype, device, shape, strides, requires_grad, conjugate and negative bits, and values.
 
     NaN equals NaN.
     """
@@ -46,12 +46,12 @@ def assert_equal(actual: Any, expected: Any, *, tolerance: tuple[float, float] |
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of the dimensions in which there is anything to stride over."""
+    """Returns the strides of the dimensions with more than one element."""
     return tuple(step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1) if tensor.numel() else ()
 
 
 def aliases(inputs: Sequence[Any], outputs: Any) -> list[tuple[int, int]]:
-    """Which pairs of tensors (inputs first, then outputs) share a storage."""
+    """Returns the pairs of tensors that share a storage, as indices: first the inputs, then the outputs."""
     tensors = [leaf for leaf in pytree.tree_leaves((list(inputs), outputs)) if isinstance(leaf, torch.Tensor)]
     keys = [tensor.untyped_storage().data_ptr() if tensor.numel() else -index - 1 for index, tensor in enumerate(tensors)]
     return [(i, j) for i in range(len(keys)) for j in range(i + 1, len(keys)) if keys[i] == keys[j]]
@@ -67,8 +67,18 @@ def check(
     values: bool = True,
     fallback: str = "error",
 ) -> None:
-    """Compile `function` whole, call it `calls` times on copies of `args`, and compare results, mutations of the arguments, and aliasing
-    with eager's. Ops without a lowering are refused, unless `fallback` says otherwise."""
+    """Compiles a function with fullgraph=True, calls it with copies of its arguments, and compares all effects with eager mode.
+
+    Args:
+        function: the function.
+        args: its arguments.
+        backend: the backend of torch.compile.
+        calls: the number of calls.
+        tolerance: the relative and absolute tolerance; by default that of the dtype.
+        dynamic: see torch.compile.
+        values: False to compare all but values.
+        fallback: the option `fallback`. With "error", ops without a lowering are errors.
+    """
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic, options={"fallback": fallback})
     for _ in range(calls):
@@ -77,4 +87,4 @@ def check(
         actual = compiled(*mine)
         assert_equal(actual, expected, tolerance=tolerance, values=values)
         assert_equal(list(mine), list(theirs), tolerance=tolerance, values=values)
-        assert aliases(mine, actual) == aliases(theirs, expected), "aliasing differs from eager's"
+        assert aliases(mine, actual) == aliases(theirs, expected), "aliasing differs from eager mode"

@@ -15,13 +15,13 @@ MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a CUDA build of torch"),
 ]
-# The largest difference by dtype, as a part of the largest number.
+# The largest difference relative to the largest element, by dtype.
 PART = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture
 def full_precision() -> Iterator[None]:
-    """No TF32, so that eager mode's numbers are float32's."""
+    """Disables TF32, so that eager mode computes in float32."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -31,7 +31,13 @@ def full_precision() -> Iterator[None]:
 
 
 def assert_close(actual: Any, expected: Any, part: float | None = None) -> None:
-    """All that assert_equal compares, but for values: those by their largest difference. part: instead of the dtype's."""
+    """Compares metadata as assert_equal does, and values by their largest difference.
+
+    Args:
+        actual: the results.
+        expected: the results of eager mode.
+        part: the largest difference relative to the largest element, by default that of the dtype.
+    """
     assert_equal(actual, expected, values=False)
     for mine, theirs in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
         if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point():
@@ -44,6 +50,9 @@ def assert_close(actual: Any, expected: Any, part: float | None = None) -> None:
 
 
 def assert_close_together(actual: list[torch.Tensor], expected: list[torch.Tensor], part: float) -> None:
-    """As assert_close, but by the largest number of all: some gradients (that of a bias before a batch norm) are nothing but rounding."""
+    """As assert_close, relative to the largest element of all tensors.
+
+    Some gradients are only rounding errors, such as that of a bias before a batch norm.
+    """
     assert_equal(actual, expected, values=False)
     assert_close(*(torch.cat([tensor.detach().flatten().float() for tensor in tensors]) for tensors in (actual, expected)), part)

@@ -1,4 +1,4 @@
-"""Compares gradients of compiled functions with eager mode's."""
+"""Compares gradients of compiled functions with eager mode."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ def check_gradients(
     constants: Sequence[torch.Tensor] = (),
     tolerance: tuple[float, float] | None = None,
 ) -> None:
-    """Compile `function` whole and compare its results, and the gradients of its floating arguments under random cotangents, with
-    eager's. The constants come after the arguments; they have no gradient, but `function` may change them."""
+    """Compiles a function with fullgraph=True, and compares its results and gradients, for random cotangents, with eager mode.
+
+    Args:
+        function: the function.
+        args: its arguments. Floating-point and complex ones get gradients.
+        constants: further arguments without gradients, which the function may change.
+        tolerance: the relative and absolute tolerance; by default that of the dtype.
+    """
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     theirs, their_constants = [leaf(arg) for arg in args], [constant.clone() for constant in constants]
@@ -34,7 +40,7 @@ def check_gradients(
 
 
 def leaf(arg: torch.Tensor) -> torch.Tensor:
-    """A fresh leaf with the argument's values and strides."""
+    """Returns a new leaf with the argument's values and strides."""
     copied = arg.detach().clone(memory_format=torch.preserve_format)
     return copied.requires_grad_(copied.is_floating_point() or copied.is_complex())
 

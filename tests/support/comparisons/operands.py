@@ -1,4 +1,4 @@
-"""Operands of elementwise ops, and one compiled program for many functions of them."""
+"""Operands of elementwise ops, and a check of many functions in one compiled program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(dtype: torch.dtype, *shape: int, low: float = -9, high: float = 9) -> t
 
 
 def specials(dtype: torch.dtype) -> torch.Tensor:
-    """What usually goes wrong: zeros of both signs, infinities, nan, halves, limits of the dtype."""
+    """Returns special values: zeros of both signs, infinities, NaN, halves, limits of the dtype."""
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
         exact = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.0, -1.0, 3.0, 1e-3, math.inf, -math.inf, math.nan, limits.max, limits.min]
@@ -41,7 +41,7 @@ def specials(dtype: torch.dtype) -> torch.Tensor:
 
 
 def works(function: Callable[..., Any], *args: Any) -> bool:
-    """Whether eager has this op for these arguments."""
+    """True if eager mode supports the function for these arguments."""
     try:
         function(*args)
     except (RuntimeError, TypeError, IndexError):
@@ -50,7 +50,7 @@ def works(function: Callable[..., Any], *args: Any) -> bool:
 
 
 def check_each(functions: list[Callable[..., Any]], *args: Any, **options: Any) -> None:
-    """One program with all functions that eager supports for these arguments."""
+    """Checks all functions that eager mode supports for these arguments, in one program."""
     supported = [function for function in functions if works(function, *args)]
-    assert supported, "eager supports none"
+    assert supported, "eager mode supports none of the functions"
     check(lambda *xs: [function(*xs) for function in supported], *args, **options)

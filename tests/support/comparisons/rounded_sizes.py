@@ -1,4 +1,4 @@
-"""The comparison for rounded sizes (`sizes="buckets"`): poisoned padding makes every result that depends on it differ."""
+"""Comparison with eager mode for rounded sizes (`sizes="buckets"`). Poisoned padding changes each result that depends on it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dynaxla.engine.bucket import Bucket
 from dynaxla.observe import metrics
 from support.comparisons.compare import assert_equal
 
-# Batch and length: four pairs of one bucket, (6, 12).
+# Pairs of batch size and length, all in the bucket (6, 12).
 SIZES = [(5, 10), (6, 11), (5, 12), (6, 9)]
 
 
 def poison(padding: torch.Tensor) -> None:
-    """NaN, indices of no element, truth."""
+    """Fills padding with NaN, with indices out of range, or with True."""
     if padding.dtype.is_floating_point or padding.dtype.is_complex:
         padding.fill_(float("nan"))
     else:
@@ -29,7 +29,7 @@ def poison(padding: torch.Tensor) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, padding is poison."""
+    """In this context, padding is poisoned."""
     with mock.patch.object(scheduler, "Bucket", functools.partial(Bucket, fill=poison)):
         yield
 
@@ -41,28 +41,28 @@ def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any
 
 
 def counts() -> tuple[int, int]:
-    """Programs compiled so far, and calls for exact sizes."""
-    now = metrics.snapshot()
-    return now.get("compile", 0), now.get("exact_sizes", 0)
+    """Returns the number of programs compiled so far, and of calls with exact sizes."""
+    snapshot = metrics.snapshot()
+    return snapshot.get("compile", 0), snapshot.get("exact_sizes", 0)
 
 
 def assert_one_program(functions: Sequence[Callable[..., Any]], inputs: Callable[[int, int], Sequence[Any]]) -> None:
-    """Functions of the same inputs, in one graph, have eager mode's results for all SIZES, with one executable."""
+    """Checks functions of the same inputs in one graph: one executable has the results of eager mode for all SIZES."""
 
-    def together(*given: Any) -> tuple[Any, ...]:
-        return tuple(function(*given) for function in functions)
+    def together(*args: Any) -> tuple[Any, ...]:
+        return tuple(function(*args) for function in functions)
 
     before = counts()
     with poisoned():
         run = compiled(together)
         for sizes in SIZES:
-            given = inputs(*sizes)
-            for index, (found, expected) in enumerate(zip(run(*given), together(*given), strict=True)):
+            args = inputs(*sizes)
+            for index, (found, expected) in enumerate(zip(run(*args), together(*args), strict=True)):
                 assert found.stride() == expected.stride(), f"function {index} with sizes {sizes}"
                 assert_equal(found, expected)
     assert counts() == (before[0] + 1, before[1])
 
 
 def features(batch: int, length: int) -> tuple[torch.Tensor, ...]:
-    """x: floats with 4 features; y: floats; n: indices below 7; t: a table for them."""
+    """Returns inputs: floats with 4 features; floats; indices below 7; a table for these indices."""
     return torch.randn(batch, length, 4), torch.randn(batch, length), torch.randint(0, 7, (batch, length)), torch.randn(7, 4)

@@ -20,7 +20,14 @@ from support.comparisons.compare import assert_equal
 
 @dataclass
 class Call:
-    """One call of an op. expected: what its results look like, for an op without a kernel on the CPU."""
+    """One call of an op.
+
+    Attributes:
+        op: the op.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        expected: tensors with the metadata of the results, for an op without a kernel on the CPU.
+    """
 
     op: torch._ops.OpOverload
     args: Sequence[Any]
@@ -28,29 +35,34 @@ class Call:
     expected: Any = None
 
     def eagerly(self) -> Any:
-        """Eager mode's results, lists of them as tuples."""
+        """Returns the results of eager mode, with tuples for lists."""
         return tuples(self.op(*self.args, **self.kwargs))
 
 
 def tuples(results: Any) -> Any:
-    """The same results with tuples for lists and for structures with named fields."""
+    """Returns the results with tuples for lists and named tuples."""
     return tuple(map(tuples, results)) if isinstance(results, (tuple, list)) else results
 
 
 def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:
-    """The op's results, computed by a program that holds nothing else."""
+    """Returns the op's results, computed by a program of this op alone."""
     return run_ops([Call(op, args, kwargs, expected)])[0]
 
 
 def run_ops(calls: Sequence[Call], options: Options | None = None) -> list[Any]:
-    """The results of each call, all computed by one program. options: by default each op has to have a lowering."""
+    """Returns the results of each call, computed by one program.
+
+    Args:
+        calls: the calls.
+        options: by default, an op without a lowering is an error.
+    """
     module, tensors, results = graph_of(calls)
-    given = iter(CompiledGraph(CompilationUnit(AtenGraph("ops", module), options or Options(fallback="error")))(tensors))
-    return pytree.tree_map_only(torch.fx.Node, lambda _: next(given), results)
+    outputs = iter(CompiledGraph(CompilationUnit(AtenGraph("ops", module), options or Options(fallback="error")))(tensors))
+    return pytree.tree_map_only(torch.fx.Node, lambda _: next(outputs), results)
 
 
 def graph_of(calls: Sequence[Call]) -> tuple[torch.fx.GraphModule, list[torch.Tensor], list[Any]]:
-    """A graph of these calls, its inputs, and the calls' results: nodes, which are the graph's outputs in their order, or other values."""
+    """Returns a graph of these calls, its inputs, and the results of the calls: nodes, which are the graph's outputs, or other values."""
     graph = torch.fx.Graph()
     mode = FakeTensorMode()
     tensors: list[torch.Tensor] = []
@@ -64,7 +76,7 @@ def graph_of(calls: Sequence[Call]) -> tuple[torch.fx.GraphModule, list[torch.Te
         tensors.append(value)
         return node
 
-    # Inputs stand before everything else.
+    # All inputs come first in the graph.
     arguments = [pytree.tree_map(placeholder, (tuple(call.args), dict(call.kwargs))) for call in calls]
     for call, (args, kwargs) in zip(calls, arguments, strict=True):
         results.append(_add(graph, mode, call, args, kwargs))
@@ -73,7 +85,7 @@ def graph_of(calls: Sequence[Call]) -> tuple[torch.fx.GraphModule, list[torch.Te
 
 
 def _add(graph: torch.fx.Graph, mode: FakeTensorMode, call: Call, args: Any, kwargs: Any) -> Any:
-    """The nodes of a call's results."""
+    """Adds a call. Returns the nodes of its results."""
     node = graph.call_function(call.op, args, kwargs)
     fake_args, fake_kwargs = pytree.tree_map(lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf, (args, kwargs))
     with mode:
@@ -83,7 +95,7 @@ def _add(graph: torch.fx.Graph, mode: FakeTensorMode, call: Call, args: Any, kwa
 
 
 def _parts(graph: torch.fx.Graph, node: torch.fx.Node) -> Any:
-    """A node; of one that gives several results, its parts."""
+    """Returns the node, or the nodes of its parts if it has several results."""
     values = node.meta["val"]
     if not isinstance(values, (tuple, list)):
         return node
@@ -99,5 +111,5 @@ def _parts(graph: torch.fx.Graph, node: torch.fx.Node) -> Any:
 
 
 def check_op(op: torch._ops.OpOverload, *args: Any, tolerance: tuple[float, float] | None = None, **kwargs: Any) -> None:
-    """Compare the lowering with the op's own kernel."""
+    """Compares the lowering with the op's kernel in eager mode."""
     assert_equal(run_op(op, *args, **kwargs), Call(op, args, kwargs).eagerly(), tolerance=tolerance)

@@ -1,1 +1,1 @@
-"""Stand-ins: for GPUs and cuDNN, for several devices, for models with weights, and for engines that are wrong or slow."""
+"""Fakes of GPUs and cuDNN, of several devices, of models with weights, and engines that are wrong or slow."""

@@ -1,4 +1,4 @@
-"""Graphs with tensors on several devices, on a machine with one: traced on the CPU, then labelled as on other devices."""
+"""Graphs with tensors on several devices, on a machine with one device: traced on the CPU, then marked as on other devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 @torch.library.custom_op("dynaxla_test::to_device", mutates_args=())
 def to_device(x: torch.Tensor, device: str, non_blocking: bool = False) -> torch.Tensor:
-    """What `traced` takes for x.to(device)."""
+    """Stands for x.to(device) in functions for `traced`."""
     return x.clone()
 
 
@@ -34,19 +34,20 @@ def _(x: torch.Tensor, device: str, non_blocking: bool = False) -> torch.Tensor:
 
 
 def traced(function: Callable[..., Any], *inputs: torch.Tensor, on: Sequence[torch.device], dynamic: bool = False) -> GraphModule:
-    """The graph of a function whose inputs are said to be on these devices, and what is copied by `to_device` on that one.
+    """Returns the graph of a function, with fake devices.
 
-    All else is where its first operand is, or else on the CPU.
+    Inputs are marked as on these devices, and results of `to_device` as on its device. Other results are on the device of their first
+    operand, or on the CPU if they have none.
     """
     module = make_fx(function, tracing_mode="symbolic" if dynamic else "fake")(*inputs)
     module.graph.eliminate_dead_code()
     mode = next(value.fake_mode for node in module.graph.nodes if isinstance(value := node.meta.get("val"), FakeTensor))
-    given = iter(on)
+    input_devices = iter(on)
     for node in module.graph.nodes:
         if node.op == "get_attr":
             node.meta["val"] = mode.from_tensor(getattr(module, str(node.target)), static_shapes=True)
         elif node.op == "placeholder" and isinstance(node.meta["val"], torch.Tensor):
-            node.meta["val"].fake_device = next(given)
+            node.meta["val"].fake_device = next(input_devices)
         elif node.target is torch.ops.dynaxla_test.to_device.default:
             x, device, *non_blocking = node.args
             node.target, node.args, node.kwargs = aten._to_copy.default, (x,), {"device": torch.device(device)}
@@ -55,9 +56,9 @@ def traced(function: Callable[..., Any], *inputs: torch.Tensor, on: Sequence[tor
             node.meta["val"].fake_device = torch.device(device)
         elif node.op == "call_function":
             operands = [tensor for source in node.all_input_nodes for tensor in _fakes(source)]
-            found = [operand.fake_device for operand in operands if not is_device_agnostic(operand)]
+            devices = [operand.fake_device for operand in operands if not is_device_agnostic(operand)]
             for value in _fakes(node):
-                value.fake_device = found[0] if found else CPU
+                value.fake_device = devices[0] if devices else CPU
     module.recompile()
     return module
 
@@ -67,7 +68,11 @@ def _fakes(node: Node) -> list[Any]:
 
 
 class Devices:
-    """Programs of XLA's for the CPU, instead of those for other devices. Attributes: found (the devices of all programs, as asked for)."""
+    """An engine that compiles all programs for the CPU.
+
+    Attributes:
+        found: the requested devices of all programs.
+    """
 
     def __init__(self, options: Options | None = None) -> None:
         self.found: list[torch.device] = []
@@ -75,33 +80,33 @@ class Devices:
         self._inner = Xla(self._options)
 
     def runner(self, graph: AtenGraph) -> Any:
-        """A runner that is made when it is first called: by then the whole graph is said to be on the CPU."""
+        """Returns a runner that compiles in its first call, after `run` has marked the whole graph as on the CPU."""
         self.found.append(graph_device(graph.module))
-        made: list[Any] = []
+        runners: list[Any] = []
 
-        class Late:
+        class LateRunner:
             name = graph.name
             module = graph.module
 
-            def __call__(late, args: list[Any]) -> Sequence[Any]:
-                if not made:
-                    made.append(self._inner.runner(graph))
-                return made[0](args)
+            def __call__(late_runner, args: list[Any]) -> Sequence[Any]:
+                if not runners:
+                    runners.append(self._inner.runner(graph))
+                return runners[0](args)
 
-            def executables(late) -> list[Any]:
-                return made[0].executables()
+            def executables(late_runner) -> list[Any]:
+                return runners[0].executables()
 
-        return Late()
+        return LateRunner()
 
     def run(self, module: GraphModule, *args: Any) -> list[Any]:
-        """The graph's results, computed part by part on the CPU."""
+        """Returns the graph's results, computed part by part on the CPU."""
         program: Any = Scheduler(self, self._options).split(AtenGraph("graph", module))
         for part in [step.module for step in program.steps] if isinstance(program, Schedule) else [program.module]:
-            _say_it_is_here(part)
+            _mark_as_on_cpu(part)
         return list(program(list(args)))
 
 
-def _say_it_is_here(module: GraphModule) -> None:
+def _mark_as_on_cpu(module: GraphModule) -> None:
     for node in module.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": CPU}
@@ -111,7 +116,7 @@ def _say_it_is_here(module: GraphModule) -> None:
 
 
 def parts_of(module: GraphModule, options: Options | None = None) -> list[tuple[str, list[str]]]:
-    """For each part of a graph its device, or that torch runs it, and the names of the ops."""
+    """Returns for each part of a graph its device, or "torch" if torch runs it, and the names of its ops."""
     engine = Devices(options)
     program: Any = Scheduler(engine, options or Options()).split(AtenGraph("graph", module))
     devices = iter(engine.found)
@@ -125,7 +130,10 @@ def names(graph: Graph) -> list[str]:
 
 
 def built(*shapes: tuple[tuple[int, ...], torch.device]) -> tuple[Graph, list[Node], Callable[..., Node]]:
-    """A graph by hand with inputs of these shapes on these devices, and a way to call an op whose result has a shape, on a device."""
+    """Returns an empty graph, its inputs with these shapes and devices, and a function that adds a call of an op.
+
+    The argument `like` of this function is the shape and the device of the result.
+    """
     graph, mode = Graph(), FakeTensorMode()
 
     def fake(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -14,19 +14,19 @@ from dynaxla.lowering.cuda import fused_attention
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Attention calls of cuDNN are computed by `attention_kernel`."""
+    """Replaces cuDNN's attention by `attention_kernel`."""
     patch.setattr(fused_attention, "_call", attention_kernel)
 
 
 def attention_kernel(target: str, config: dict[str, Any], operands: Sequence[Array], results: Sequence[Any], settings: Any) -> list[Array]:
-    """In place of `fused_attention._call`. Results are (batch, heads, ...), whatever the operands' order is."""
+    """Replaces `fused_attention._call`. Results have the shape (batch, heads, ...) for any order of the operands' dimensions."""
     attention = config["cudnn_fmha_backend_config"]
     has_bias = "ScaleBias" in target
     double = [x.astype(np.float64) for x in operands]
     if "Backward" in target:
         query, key, value, statistics, grad, *rest = double
         bias, out = rest if has_bias else (None, rest[0])
-        scores_name = "bmm2_grad_gemm2"  # grad (as query) and value (as key)
+        scores_name = "bmm2_grad_gemm2"  # the product of grad and value has the dimension numbers of query and key
     else:
         query, key, value, *rest = double
         bias = rest[0] if has_bias else None
@@ -37,7 +37,7 @@ def attention_kernel(target: str, config: dict[str, Any], operands: Sequence[Arr
         return tuple(map(int, attention[f"{name}_dot_dimension_numbers"][key]))
 
     def product(name: str, x: Array, y: Array) -> Array:
-        """(batch, heads, ...). Key heads serve as many neighbouring heads."""
+        """Returns a product with the shape (batch, heads, ...). Each key head is used by several adjacent query heads."""
         heads = dims(name, "rhs_batch_dimensions")[1]
         if name != "bmm1_grad_gemm1" and y.shape[heads] != sizes[1]:
             y = jnp.repeat(y, sizes[1] // y.shape[heads], heads)
@@ -57,9 +57,9 @@ def attention_kernel(target: str, config: dict[str, Any], operands: Sequence[Arr
         found = [product("bmm2", jnp.exp(scores - statistics[..., None]), value), statistics]
     else:
         weights = jnp.exp(scores - statistics[..., None])
-        inside = dims("bmm2_grad_gemm1", "rhs_batch_dimensions")[1]
+        head_dim = dims("bmm2_grad_gemm1", "rhs_batch_dimensions")[1]
         shared = (grad * out).sum(3)
-        shared = shared.swapaxes(1, 2) if inside == 2 else shared
+        shared = shared.swapaxes(1, 2) if head_dim == 2 else shared
         grad_scores = weights * (product("bmm2_grad_gemm2", grad, value) - shared[..., None]) * attention["fmha_scale"]
         found = [
             product("bmm1_grad_gemm2", grad_scores, key),
@@ -72,5 +72,5 @@ def attention_kernel(target: str, config: dict[str, Any], operands: Sequence[Arr
 
 
 def _by_key_head(x: Array, heads: int) -> Array:
-    """The sum over the heads that each of `heads` serves."""
+    """Returns the sum over the query heads of each key head."""
     return x.reshape(x.shape[0], heads, x.shape[1] // heads, *x.shape[2:]).sum(2)

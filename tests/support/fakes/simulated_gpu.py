@@ -1,8 +1,7 @@
-"""A double of a GPU, on a machine without one: in which order it does torch's and XLA's work.
+"""A fake GPU, which simulates the order of torch's and XLA's work, on a machine without one.
 
-Its streams hold work that is done when a test lets it be done, in an order that the test chooses. `install` puts it in the place of CUDA's
-streams and events, of the hand-over by DLPack and of a program's execution, which order themselves as the docstring of runtime/streams.py
-says XLA does. What calls do with them is dynaxla's own code.
+Its streams hold work until a test runs it, in an order that the test chooses. `install` replaces CUDA's streams and events, the exchange by
+DLPack, and the execution of programs. Their order is that of XLA, described in runtime/streams.py. All other code is dynaxla's own.
 """
 
 from __future__ import annotations
@@ -27,30 +26,35 @@ CUDA = torch.device("cuda", 0)
 
 
 class Mark:
-    """A place in a stream's work, which is done or not."""
+    """A position in a stream's work. It is done once all work before it is done."""
 
     done = False
 
 
 class Stream:
-    """handle: 0 for CUDA's default stream. is_torchs: whether torch has made it."""
+    """A stream.
+
+    Args:
+        handle: the handle; 0 for CUDA's default stream.
+        is_torchs: True if torch has created it.
+    """
 
     def __init__(self, handle: int, is_torchs: bool = True) -> None:
         self.cuda_stream, self.stream_id = handle, (handle + 1 if is_torchs and handle else handle)
-        self.work: deque[Mark | Callable[[], object]] = deque()  # a Mark that is not its own: it waits for that one
+        self.work: deque[Mark | Callable[[], object]] = deque()  # the stream waits for a Mark of another stream
         self.own: set[Mark] = set()
 
     def mark(self) -> Mark:
-        made = Mark()
-        self.own.add(made)
-        self.work.append(made)
-        return made
+        mark = Mark()
+        self.own.add(mark)
+        self.work.append(mark)
+        return mark
 
     def wait_event(self, event: Any) -> None:
         self.work.append(event.mark)
 
     def step(self) -> bool:
-        """Do the first piece of work, if it can be done. Returns: whether it was."""
+        """Does the first piece of work if it can be done. Returns True if it was done."""
         if not self.work:
             return False
         first = self.work[0]
@@ -65,16 +69,29 @@ class Stream:
 
 
 class Array:
-    """A jax.Array's double. mark: done when its contents are there."""
+    """A fake jax.Array.
+
+    Args:
+        memory: the contents.
+        mark: done when the contents are computed.
+    """
 
     def __init__(self, memory: torch.Tensor, mark: Mark) -> None:
         self.memory, self.mark = memory, mark
 
 
 class Device:
-    """See above. Attributes: host_waits (what the host has waited for); executions (programs that were started); missing (the
-    executions that will have too little memory); given_back (how often torch's cache was emptied); drawn (seeds); cached_bytes (that torch
-    keeps unused); is_capturing (whether torch records a CUDA graph)."""
+    """A fake GPU.
+
+    Attributes:
+        host_waits: the kinds of objects that the host has waited for.
+        executions: the number of started programs.
+        missing: the number of next executions that fail for lack of memory.
+        given_back: the number of times that torch's cache was emptied.
+        drawn: the number of drawn seeds.
+        cached_bytes: unused memory in torch's cache.
+        is_capturing: True if torch records a CUDA graph.
+    """
 
     def __init__(self) -> None:
         self.default = Stream(0)
@@ -86,7 +103,7 @@ class Device:
         self.turn = 0
         self.host_waits: list[str] = []
         self.executions = self.missing = self.given_back = self.drawn = 0
-        self.cached_bytes = 1  # that torch keeps unused
+        self.cached_bytes = 1
         self.is_capturing = False
         self.free: list[torch.Tensor] = []
 
@@ -106,7 +123,7 @@ class Device:
             self.thread.stream = before
 
     def queue(self, work: Callable[[], object]) -> None:
-        """What torch does on its current stream."""
+        """Adds work to torch's current stream."""
         self.current_stream().work.append(work)
 
     def external_stream(self, handle: int, device: Any = None) -> Stream:
@@ -114,15 +131,15 @@ class Device:
 
     def event(self) -> Any:
         def record(stream: Stream) -> None:
-            made.mark = stream.mark()
+            event.mark = stream.mark()
 
         def synchronize() -> None:
             self.host_waits.append("event")
             self.go()
-            assert made.mark.done
+            assert event.mark.done
 
-        made = SimpleNamespace(mark=Mark(), record=record, query=lambda: made.mark.done, synchronize=synchronize)
-        return made
+        event = SimpleNamespace(mark=Mark(), record=record, query=lambda: event.mark.done, synchronize=synchronize)
+        return event
 
     def synchronize(self, _: Any = None) -> None:
         self.host_waits.append("device")
@@ -149,10 +166,10 @@ class Device:
         return Slots()
 
     def later(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor that torch gives this value on its current stream."""
-        made = torch.full_like(value, -1, memory_format=torch.contiguous_format)
-        self.queue(lambda: made.copy_(value))
-        return made
+        """Returns a tensor that gets this value on torch's current stream."""
+        result = torch.full_like(value, -1, memory_format=torch.contiguous_format)
+        self.queue(lambda: result.copy_(value))
+        return result
 
     def seed(self, _: Any) -> torch.Tensor:
         self.drawn += 1
@@ -166,16 +183,21 @@ class Device:
             return self.external[self.turn % 4].cuda_stream
 
     def import_tensor(self, tensor: torch.Tensor, _: Any, stream: int | None = None) -> Array:
-        assert stream is None or self.streams[stream] in self.external, "XLA takes its own streams alone"
+        assert stream is None or self.streams[stream] in self.external, "XLA accepts only its own streams"
         return Array(tensor, (self.compute if stream is None else self.streams[stream]).mark())
 
     def export_array(self, array: Array, stream: int | None = None) -> torch.Tensor:
-        assert stream, "an export without a stream waits, and with 0 CUDA's meaning is not clear"
+        assert stream, "an export without a stream blocks, and stream 0 is ambiguous in CUDA"
         self.streams[0 if stream == 1 else stream].work.append(array.mark)
         return array.memory
 
     def program(self, compute: Callable[..., Sequence[torch.Tensor]], *shapes: tuple[int, ...]) -> Callable[[Sequence[Array]], Any]:
-        """compute: gives float64 results of these shapes, of the arguments, the seed first."""
+        """Returns a fake XLA program.
+
+        Args:
+            compute: computes float64 results from the arguments. The first argument is the seed.
+            shapes: the shapes of the results.
+        """
 
         def call(arrays: Sequence[Array]) -> list[Array]:
             with self.lock:
@@ -196,52 +218,56 @@ class Device:
         return call
 
     def allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Memory that is free by XLA's own account: torch may still read it."""
-        found = next((memory for memory in self.free if memory.shape == shape), None)
-        if found is None:
+        """Returns memory that is free for XLA; torch may still read it."""
+        reused = next((memory for memory in self.free if memory.shape == shape), None)
+        if reused is None:
             return torch.full(shape, -1.0, dtype=torch.float64)
-        self.free = [memory for memory in self.free if memory is not found]
-        return found
+        self.free = [memory for memory in self.free if memory is not reused]
+        return reused
 
-    # A test's own
+    # For tests
 
     def go(self, order: Sequence[Stream] | None = None) -> None:
-        """Let all work be done. order: of the streams: one works only where none before it can. XLA's first, if not said."""
+        """Does all work.
+
+        Args:
+            order: the streams by priority. A stream works only when no stream before it can. By default, XLA's streams come first.
+        """
         with self.lock:
             order = order or [self.compute, *self.external, *self.streams.values()]
             while any(stream.step() for stream in order):
                 pass
-            assert not any(stream.work for stream in order), "a stream waits for ever"
+            assert not any(stream.work for stream in order), "a stream waits forever"
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device in the place of CUDA's, for one test."""
-    made = Device()
-    monkeypatch.setattr(torch.cuda, "current_stream", made.current_stream)
-    monkeypatch.setattr(private, "current_raw_stream", lambda _: made.current_stream().cuda_stream)
-    monkeypatch.setattr(torch.cuda, "ExternalStream", made.external_stream)
-    monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
-    monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: made.cached_bytes)
+    """Replaces CUDA by a fake device for one test, and returns this device."""
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current_stream)
+    monkeypatch.setattr(private, "current_raw_stream", lambda _: device.current_stream().cuda_stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", device.external_stream)
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
+    monkeypatch.setattr(torch.cuda, "empty_cache", device.empty_cache)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: device.cached_bytes)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
-    monkeypatch.setattr(late_checks, "pinned", made.pinned)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: device.is_capturing)
+    monkeypatch.setattr(late_checks, "pinned", device.pinned)
     monkeypatch.setattr(late_checks, "MAX_IN_FLIGHT", 8)
     monkeypatch.setattr(late_checks, "_reports", {})
     monkeypatch.setattr(late_checks, "atexit", SimpleNamespace(register=lambda _: None))
-    both = streams.Streams(CUDA, made)
+    both = streams.Streams(CUDA, device)
     monkeypatch.setattr(streams, "of", lambda *_: both)
-    monkeypatch.setattr(seeds, "seed", made.seed)
+    monkeypatch.setattr(seeds, "seed", device.seed)
     monkeypatch.setattr(native, "_unused_seed", lambda _: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(transfer, "import_tensor", made.import_tensor)
-    monkeypatch.setattr(transfer, "export_array", made.export_array)
+    monkeypatch.setattr(transfer, "import_tensor", device.import_tensor)
+    monkeypatch.setattr(transfer, "export_array", device.export_array)
     pack = Layout.pack_tensor
-    monkeypatch.setattr(Layout, "pack_tensor", lambda layout, tensor: made.later(pack(layout, tensor).clone()))
-    return made
+    monkeypatch.setattr(Layout, "pack_tensor", lambda layout, tensor: device.later(pack(layout, tensor).clone()))
+    return device
 
 
 def on_synchronization_of_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[[], None]) -> None:
-    """The host calls a function when it waits for the first of the checks in flight."""
+    """Makes the host call a function when it waits for the first check in flight."""
     monkeypatch.setattr(late_checks.of(CUDA)._in_flight[0].sent.event, "synchronize", function)

@@ -46,7 +46,7 @@ def invoke(*args: str) -> Result:
 
 
 def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0, native: bool = False) -> BenchEngine:
-    """Eager mode, with a change to its results from the given call on."""
+    """Returns an engine that runs eager mode, and changes its results after `from_call` calls."""
 
     def prepare(model: nn.Module, _: Any) -> Any:
         calls = 0
@@ -70,7 +70,7 @@ def rows_of(*chosen: BenchEngine, settings: BenchSettings = FAST) -> dict[str, E
 
 
 def check_case(case: suites.BenchCase) -> None:
-    """Inputs follow the generator alone and grow with the batch; the result is finite and depends on them."""
+    """Inputs depend only on the generator and grow with the batch; the result is finite and depends on them."""
 
     def inputs(batch: int, seed: int) -> tuple[torch.Tensor, ...]:
         return case.inputs(batch, torch.Generator().manual_seed(seed))
@@ -82,34 +82,34 @@ def check_case(case: suites.BenchCase) -> None:
     result = model(*once)
     assert result.isfinite().all()
     assert not torch.allclose(result, model(*other))
-    assert torch.equal(result, model(*once)), "a result that differs by itself cannot be compared"
+    assert torch.equal(result, model(*once)), "the result differs between two calls, so it cannot be compared"
 
 
 def add_engine(patch: pytest.MonkeyPatch, engine: BenchEngine) -> None:
-    """The command knows this engine, or this one in place of another of its name."""
+    """Adds an engine to the command, or replaces the engine with its name."""
     for table, names in ((engines, choices), (all_engines, all_choices)):
         patch.setitem(table.ENGINES, engine.name, engine)
         patch.setattr(names, "ENGINES", tuple(dict.fromkeys((*names.ENGINES, engine.name))))
 
 
 def add_suite(patch: pytest.MonkeyPatch) -> None:
-    """The commands know the suite "tiny"."""
+    """Adds the suite "tiny" to the commands."""
     for table, names in ((suites, choices), (all_suites, all_choices)):
         patch.setitem(table.SUITES, "tiny", [TINY])
         patch.setattr(names, "SUITES", (*names.SUITES, "tiny"))
 
 
 def add_model(patch: pytest.MonkeyPatch) -> None:
-    """The commands know the model "tiny"."""
+    """Adds the model "tiny" to the commands."""
     patch.setitem(suites.SUITES, "models", [*suites.SUITES["models"], TINY])
     patch.setattr(choices, "MODELS", (*choices.MODELS, "tiny"))
 
 
 def measure_with(patch: pytest.MonkeyPatch, run: Callable[..., Any] | None) -> None:
-    """The function that measures a suite for the command; None: it must not be called."""
+    """Replaces the function that measures a suite for the command. None: it must not be called."""
     patch.setattr(session, "run", run)
 
 
 def measured_implementations(patch: pytest.MonkeyPatch, found: list[Any]) -> None:
-    """The measurements of `dynaxla tune` in this process."""
+    """Replaces the measurements of `dynaxla tune` in this process."""
     patch.setattr(tuning, "measurements", lambda: found)

@@ -1,4 +1,4 @@
-"""Backends of torch.compile that are wrong in one way each, registered by name for a test."""
+"""Backends of torch.compile, each wrong in one way, registered by name for a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 @contextmanager
 def planted(**engines: Make) -> Iterator[None]:
-    """Inside, torch.compile knows these backends."""
+    """Registers backends of torch.compile in this context."""
     for name, make in engines.items():
         torch._dynamo.register_backend(make, name=name)
     try:
@@ -26,7 +26,10 @@ def planted(**engines: Make) -> Iterator[None]:
 
 
 def _wrapped(change: Callable[[list[Any], tuple[Any, ...]], Any]) -> Make:
-    """From results and arguments to other results, and quicker than eager mode by far: `slow` is left out of the graph."""
+    """Returns a backend that replaces results by `change(results, arguments)`.
+
+    It is much faster than eager mode, because the graph lacks the function `slow`.
+    """
 
     def make(module: Any, _: Sequence[Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 @torch.library.custom_op("dynaxla_test::begin_sum", mutates_args=())
 def begin_sum(x: torch.Tensor) -> torch.Tensor:
-    """As a library's own collective: the result is there once it has been waited for."""
+    """Stands for an asynchronous collective of a library, whose result must be awaited."""
     return x.clone()
 
 
@@ -19,7 +19,13 @@ begin_sum.register_fake(torch.empty_like)
 
 
 class Builder:
-    """A graph by hand. Every result looks like a vector of three, if nothing else is said. root: what holds its constants."""
+    """Builds a graph. By default, results have the metadata of a vector with three elements.
+
+    Attributes:
+        graph: the graph.
+        mode: the mode of its fake tensors.
+        root: the module with its constants.
+    """
 
     def __init__(self) -> None:
         self.graph = Graph()

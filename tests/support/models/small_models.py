@@ -16,7 +16,7 @@ def timm_model(name: str) -> tuple[nn.Module, Inputs]:
     settings = dict(TIMM[name])
     size = settings.pop("picture", settings.get("img_size", 64))
     model = import_package("timm").create_model(name, **settings).eval()
-    for parameter in model.parameters():  # a layer of zeros would hide all that is in front of it
+    for parameter in model.parameters():  # with a layer of zeros, results would not depend on the layers before it
         if parameter.dim() > 1 and not parameter.any():
             nn.init.trunc_normal_(parameter, std=0.02)
     inputs = (torch.randn(2, 3, size, size),)
@@ -38,16 +38,16 @@ def transformers_model(name: str) -> tuple[nn.Module, Inputs]:
         "spectrogram": torch.randn(2, 8, 40),
     }[kind]
     keywords = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-    if name == "ViTMAEModel":  # by chance it would hide other patches at every call
+    if name == "ViTMAEModel":  # otherwise, each call would hide other patches at random
         keywords["noise"] = torch.rand(2, (size // model.config.patch_size) ** 2)
     return model, ((first,), keywords)
 
 
-# These cannot be float64 in eager mode: its grouped products are of narrower types, and XGLM puts the lowest float64 into a float32.
+# Eager mode does not support these in float64: grouped matrix products lack float64, and XGLM writes the lowest float64 to a float32.
 FLOAT32 = {"MixtralModel", "OlmoeModel", "Qwen3MoeModel", "XGLMModel"}
 
 
-# timm: name -> settings; "picture" is the size of the picture where the model takes none.
+# timm: settings by name. "picture" is the image size of models without a setting for it.
 TIMM: dict[str, dict[str, Any]] = {
     "beit_base_patch16_224": {"img_size": 64, "depth": 2},
     "cait_xxs24_224": {"img_size": 64, "depth": 2},
@@ -159,7 +159,7 @@ AUDIO = {
     "vocab_size": 40,
 }
 
-# transformers: model class -> what it reads, and settings of its configuration.
+# transformers: the kind of input and the settings of the configuration, by model class.
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "BartModel": ("tokens", SEQ2SEQ),
     "BigBirdModel": ("tokens", {**SMALL, "attention_type": "original_full"}),

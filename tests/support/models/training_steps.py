@@ -37,7 +37,10 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 class Net(nn.Module):
-    """Tied weights, a batch norm (no bias before it: its gradient would be nothing but rounding) and a frozen layer."""
+    """A network with tied weights, a batch norm and a frozen layer.
+
+    The layer before the batch norm has no bias, because its gradient would be only rounding errors.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,5 +100,5 @@ def assert_same(
 
 
 def graphs() -> tuple[int, int]:
-    found = metrics.snapshot()
-    return found.get("graphs", 0), found.get("compile", 0)
+    snapshot = metrics.snapshot()
+    return snapshot.get("graphs", 0), snapshot.get("compile", 0)

@@ -1,1 +1,1 @@
-"""Scripts and checks that run in processes of their own, and how long tests wait for them."""
+"""Scripts and checks in child processes, and the time limits for them."""

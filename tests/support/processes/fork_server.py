@@ -1,6 +1,6 @@
-"""A process that has imported torch and JAX, and nothing of dynaxla, and forks for each script: importing takes seconds, a fork takes none.
+"""A process that has imported torch and JAX, but not dynaxla, and forks for each script. An import takes seconds; a fork is fast.
 
-Its children run a script as `python -c` does, to the interpreter's ordinary end.
+The child processes run a script as `python -c` does, including the normal exit of the interpreter.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ from types import CodeType
 from support.processes.time_limits import PATIENCE
 
 TASKS = Path("/proc/self/task")
-WORD = 8  # bytes of each number on the connection
+WORD = 8  # the size of a number on the connection, in bytes
 
 
 class ForkServer:
-    """The side of the tests: starts the process, which ends when this one does."""
+    """The client: starts the server process, which ends with this process."""
 
     def __init__(self) -> None:
-        self._connection, theirs = socket.socketpair()
-        # torch reads TORCH_LOGS when it is imported, and no script may see another's.
+        self._connection, server_socket = socket.socketpair()
+        # torch reads TORCH_LOGS when it is imported, so scripts with other values could not use this process.
         environment = {name: value for name, value in found_here().items() if name != "TORCH_LOGS"}
-        command = [sys.executable, "-c", f"exec(__import__('support.processes.fork_server', fromlist=['serve']).serve({theirs.fileno()}))"]
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        theirs.close()
+        command = [
+            sys.executable,
+            "-c",
+            f"exec(__import__('support.processes.fork_server', fromlist=['serve']).serve({server_socket.fileno()}))",
+        ]
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[server_socket.fileno()])
+        server_socket.close()
 
     def run(self, script: str, arguments: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run does. Raises subprocess.TimeoutExpired after PATIENCE seconds."""
+        """Runs a script as subprocess.run does. Raises subprocess.TimeoutExpired after PATIENCE seconds."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
             text = json.dumps([script, [*arguments], environment, os.getcwd()]).encode()
             socket.send_fds(self._connection, [_word(len(text))], [out.fileno(), log.fileno()])
@@ -62,34 +66,40 @@ class ForkServer:
 
 
 def found_here() -> dict[str, str]:
-    """The environment of a process that finds the modules that this one finds."""
+    """Returns an environment in which a process finds the same modules as this process."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def serve(file: int) -> CodeType:
-    """Forks for each script that is asked for on this socket. Returns in the children alone: the program that each has to run."""
+    """Forks for each script that is requested on this socket. Returns only in child processes: the program to run.
+
+    Args:
+        file: the file descriptor of the socket.
+    """
     for name in ("jax", "torch._dynamo", "torch._inductor.lowering", "torch.export._trace"):
         importlib.import_module(name)
-    gc.freeze()  # children need not look at what they share
+    gc.freeze()  # garbage collection in child processes then skips shared objects
     connection = socket.socket(fileno=file)
     while True:
         start, files, _, _ = socket.recv_fds(connection, WORD, 2)
         if not start:
             sys.exit()
         script, arguments, environment, folder = json.loads(_received(connection, int.from_bytes(start)))
-        assert threading.active_count() == len(list(TASKS.iterdir())) == 1, "what other threads hold would be held forever in the child"
+        assert threading.active_count() == len(list(TASKS.iterdir())) == 1, (
+            "locks held by other threads would never be released in the child"
+        )
         child = os.fork()
         if not child:
             break
-        os.setpgid(child, child)  # it can be stopped with its own children
-        for other in files:
-            os.close(other)
+        os.setpgid(child, child)  # its process group can be stopped as a whole
+        for stream_file in files:
+            os.close(stream_file)
         connection.sendall(_word(child))
         connection.sendall(_word(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
     connection.close()
-    for stream, its in enumerate(files, 1):
-        os.dup2(its, stream)
-        os.close(its)
+    for stream, stream_file in enumerate(files, 1):
+        os.dup2(stream_file, stream)
+        os.close(stream_file)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -106,9 +116,9 @@ def _number(connection: socket.socket) -> int:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = connection.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
         assert part, "the other process has ended"
-        found += part
-    return found
+        data += part
+    return data

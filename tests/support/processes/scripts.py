@@ -1,4 +1,4 @@
-"""Runs a script in another process, for tests that a process with earlier tests in it cannot make."""
+"""Runs a script in another process, for tests that need a process without the effects of earlier tests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ def _server() -> ForkServer:
 
 
 def completed(script: str, arguments: Sequence[str] = (), own: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A program that is run in another process, which finds the modules that this one finds. variables: more of its environment.
+    """Runs a program in another process, which finds the same modules as this process.
 
-    In a child of a process that has imported torch and JAX, unless `own` says that the program is about imports, or about how a process
-    starts or uses memory: then it has an interpreter of its own. So has one with a variable that others may read when they are imported;
-    XLA reads its own when it is first used.
+    The process is a fork of a process that has imported torch and JAX. With `own`, and if torch or JAX may read one of the variables when
+    they are imported, it is a new interpreter instead. XLA reads XLA_FLAGS when it is first used.
+
+    Args:
+        script: the source of the program.
+        arguments: its command line arguments.
+        own: True for tests of imports, of the start of a process, or of memory.
+        variables: more environment variables.
     """
     environment = found_here() | variables
     if sys.platform == "linux" and not own and all(name.startswith(("DYNAXLA_", "XLA_FLAGS")) for name in variables):
@@ -35,17 +40,17 @@ def completed(script: str, arguments: Sequence[str] = (), own: bool = False, **v
     return _without_tritons_leaks(done)
 
 
-# A CUDA build of torch comes with triton, whose binding prints this as a process ends that has imported it.
+# triton, which a CUDA build of torch installs, prints this text at the end of a process that has imported it.
 _LEAKS = re.compile(r"(nanobind: leaked .*\n( - .*\n)*)+nanobind: this is likely .*\nSee https://nanobind\S*\.html\n?")
 
 
 def _without_tritons_leaks(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    done.stderr = _LEAKS.sub(lambda found: "" if "triton" in found[0] else found[0], done.stderr)
+    done.stderr = _LEAKS.sub(lambda match: "" if "triton" in match[0] else match[0], done.stderr)
     return done
 
 
 def run_script(script: str, arguments: Sequence[str] = (), own: bool = False, **variables: str) -> str:
-    """What such a program prints. Fails with the end of what it says on stderr, if it fails."""
+    """Runs a program as `completed` does, and returns its output. Fails with the end of stderr if the program fails."""
     done = completed(script, arguments, own, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -1,5 +1,5 @@
-"""Seconds that tests wait for other processes. On a busy machine everything takes many times as long; only a hang takes this long."""
+"""Time limits for other processes. They are so long that only a hang reaches them, even on a busy machine."""
 
-# In seconds; less than a test may take as a whole (see pyproject.toml).
+# In seconds. Less than the time limit of a test (see pyproject.toml).
 FOR_A_CHILD = 700
 PATIENCE = 800

@@ -1,4 +1,4 @@
-"""A fixture that pauses the thread of background compilations until a test lets it go on."""
+"""A fixture that pauses the thread of background compilations until a test opens the gate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from support.processes.time_limits import PATIENCE
 
 
 class Gate:
-    """Holds the thread that compiles. Attributes: built (the sizes that it was given, in their order)."""
+    """Pauses the thread that compiles.
+
+    Attributes:
+        built: the shapes of the inputs of each compilation, in order.
+        started: set when a compilation has started.
+    """
 
     def __init__(self) -> None:
         self.built: list[Any] = []
@@ -30,21 +35,21 @@ class Gate:
         assert self._open.wait(PATIENCE)
 
     def open(self) -> None:
-        """Have all compiled that waits."""
+        """Lets all waiting compilations run, and waits for them."""
         self._open.set()
         dynaxla.synchronize()
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made, build = Gate(), engine_build.build
+    compilation_gate, build = Gate(), engine_build.build
 
-    def held(unit: CompilationUnit, specialised: SpecialisedGraph) -> Any:
+    def gated_build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Any:
         if threading.current_thread().name == "dynaxla":
-            made.pass_through(specialised)
+            compilation_gate.pass_through(specialised)
         return build(unit, specialised)
 
-    monkeypatch.setattr(engine_build, "build", held)
+    monkeypatch.setattr(engine_build, "build", gated_build)
     metrics.reset()
-    yield made
-    made.open()
+    yield compilation_gate
+    compilation_gate.open()

@@ -1,4 +1,4 @@
-"""Cheaper compilation by XLA, for tests whose subject is not the code that XLA makes."""
+"""Cheaper compilation by XLA, for tests that do not check the code that XLA generates."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ is_asked_for = False
 
 @functools.cache
 def options() -> Mapping[str, Any]:
-    """XLA's options, as far as this XLA has them. Without the older emitters (jaxlib 0.12) no fusions: that halves the time."""
-    found = quick_options()
-    return found if "xla_cpu_use_fusion_emitters" in found else {**found, "xla_disable_hlo_passes": "fusion"}
+    """Returns the options for quick compilation that the installed XLA has. In jaxlib 0.12, fusions are disabled, which halves the time."""
+    known = quick_options()
+    return known if "xla_cpu_use_fusion_emitters" in known else {**known, "xla_disable_hlo_passes": "fusion"}
 
 
 def flags() -> str:
-    """The same as a value of the variable XLA_FLAGS, for a process whose own JAX compiles, too."""
+    """Returns the options as a value of XLA_FLAGS, for a process in which JAX also compiles code of its own."""
     return " ".join(f"--{name}={str(value).lower()}" for name, value in options().items())
 
 
 def apply(patch: pytest.MonkeyPatch, own_options: Mapping[str, Any] | None = None) -> None:
-    """XLA compiles graphs with these options, by default `options()`, until `patch` is undone."""
+    """Makes XLA compile graphs with these options, by default `options()`, until `patch` is undone."""
     options_for, quick = engine_compile.options_for, options() if own_options is None else own_options
     patch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick})

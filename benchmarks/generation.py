@@ -80,7 +80,9 @@ def decoder(length: int, sequences: int = 1, layers: int = LAYERS) -> nn.Module:
 def int8_decoder(length: int, sequences: int = 1, layers: int = LAYERS) -> nn.Module:
     """Returns the same decoder with linear layers whose weights are 8-bit integers."""
     model = decoder(length, sequences, layers)
-    linears = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children() if isinstance(child, nn.Linear)]
+    linears = [
+        (parent, name, child) for parent in model.modules() for name, child in parent.named_children() if isinstance(child, nn.Linear)
+    ]
     for parent, name, child in linears:
         setattr(parent, name, Int8Linear(child))
     return model

@@ -37,7 +37,7 @@ OTHERS = ("eager", "dynaxla", "dynaxla_step")
 FUNCTIONS = ("eager", "inductor", "xla_vectors_256", "dynaxla")
 XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
 READING = "reading"
-STEPS = ("layer", "decoder")
+STEPS = ("layer", "decoder", "int8_decoder")
 # Explanations of engines for the tables that have them.
 LEGENDS = {
     "inductor_frozen": "Inductor with its setting `freezing`",

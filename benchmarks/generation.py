@@ -13,6 +13,20 @@ WIDTH, HEADS, CACHED_HEADS, LAYERS = 768, 12, 4, 12
 HEAD = WIDTH // HEADS
 
 
+class Int8Linear(nn.Module):
+    """A linear layer with a weight of 8-bit integers and a scale for each row of the weight, which is dequantized in each call."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale[:, 0])
+        self.register_buffer("bias", linear.bias.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype)) * self.scale + self.bias
+
+
 class Row(nn.Module):
     """Writes a row into a cache. The result does not depend on the cache, so that the time does not include reading it."""
 
@@ -61,6 +75,17 @@ class Block(nn.Module):
 def decoder(length: int, sequences: int = 1, layers: int = LAYERS) -> nn.Module:
     """Returns a decoder without embeddings, with caches of this length for this number of sequences."""
     return nn.Sequential(*[Block(length, sequences) for _ in range(layers)])
+
+
+def int8_decoder(length: int, sequences: int = 1, layers: int = LAYERS) -> nn.Module:
+    """Returns the same decoder with linear layers whose weights are 8-bit integers."""
+    model = decoder(length, sequences, layers)
+    linears = [
+        (parent, name, child) for parent in model.modules() for name, child in parent.named_children() if isinstance(child, nn.Linear)
+    ]
+    for parent, name, child in linears:
+        setattr(parent, name, Int8Linear(child))
+    return model
 
 
 def rows(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:

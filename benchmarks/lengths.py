@@ -44,6 +44,7 @@ SLOW = 3
 ENGINES: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor": {"backend": "inductor", "dynamic": True},
+    "inductor_from_static": {"backend": "inductor", "dynamic": None},
     "dynaxla": {"backend": "dynaxla", "dynamic": True},
     "dynaxla_from_static": {"backend": "dynaxla", "dynamic": None},
     "dynaxla_now": {"backend": "dynaxla", "dynamic": True, "options": {"compile": "now"}},
@@ -55,6 +56,7 @@ ENGINES: dict[str, dict[str, Any] | None] = {
 
 _LEGENDS = {
     "inductor": "Inductor with `dynamic=True`",
+    "inductor_from_static": "Inductor with `dynamic=None`, so that the first graph has static sizes",
     "dynaxla": "dynaxla's defaults, with `dynamic=True`",
     "dynaxla_from_static": "dynaxla's defaults, with `dynamic=None`, so that the first graph has static sizes",
     "dynaxla_now": "`compile='now'`, with `dynamic=True`",

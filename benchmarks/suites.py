@@ -4,7 +4,7 @@ models     the ten models of `dynaxla.bench.suites`
 others     further models of timm and transformers, as users run them; no implementation of an op was chosen by measuring them
 small      models that take a few microseconds, to show the overhead of a call
 functions  single functions on activations: elementwise, and along rows
-generation one token for one sequence or eight: a row of a cache, a layer, and a decoder
+generation one token for one sequence or eight: a row of a cache, a layer, a decoder, and one with 8-bit weights
 gpu        the ten models, and a block of GPT-2 (small) over 1024 tokens
 breaks     small models with graph breaks in TorchDynamo
 """
@@ -111,7 +111,7 @@ SMALL = [
 
 FUNCTIONS = [BenchCase(name, make, inputs) for name, (make, inputs) in functions.FUNCTIONS.items()]
 
-_LENGTHS = (256, 1024, 4096, 16384)
+_LENGTHS = (256, 2048, 8192)
 
 
 def _generation(name: str, make: Callable[[int, int], nn.Module]) -> Iterable[BenchCase]:
@@ -122,9 +122,10 @@ def _generation(name: str, make: Callable[[int, int], nn.Module]) -> Iterable[Be
 
 
 GENERATION = [
-    *[BenchCase(f"row_{length}", partial(generation.Row, length), generation.rows) for length in (256, 16384)],
+    *[BenchCase(f"row_{length}", partial(generation.Row, length), generation.rows) for length in (256, 8192)],
     *_generation("layer", generation.Attention),
     *_generation("decoder", generation.decoder),
+    *_generation("int8_decoder", generation.int8_decoder),
 ]
 
 SUITES: Mapping[str, list[BenchCase]] = {
@@ -143,7 +144,7 @@ QUICK: Mapping[str, list[str]] = {
     "others": ["lcnet_050", "ElectraModel"],
     "small": ["mlp_2", "attention_16"],
     "functions": ["gelu", "softmax"],
-    "generation": ["row_16384", "layer_4096"],
+    "generation": ["row_8192", "layer_2048"],
     "breaks": ["branch", "item"],
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from importlib import metadata
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -62,6 +63,15 @@ def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -
     assert states(doctor.examine_kernels()) == [Status.GOOD]
     monkeypatch.setattr(private, "jaxlib_version", lambda: "0.10.9")
     assert states(doctor.examine_kernels()) == [Status.GOOD, Status.NOTE]
+
+
+def test_wrong_sums_of_jax_are_noted() -> None:
+    """Sums of products of reshaped operands were wrong with jaxlib 0.10.2 on a processor with AVX-512."""
+    shape = (1, 2, 64, 8)
+    assert doctor.examine_jax_defaults(lambda q, k: np.full(shape, 8)) == []
+    (finding,) = doctor.examine_jax_defaults(lambda q, k: np.full(shape, np.nan))
+    assert finding.state is Status.NOTE
+    assert "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type" in finding.fix
 
 
 def test_missing_entry_point_is_broken() -> None:
@@ -151,7 +161,7 @@ def test_examine_gpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_gpu_is_broken_only_with_option_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("versions", "devices", "backends", "fast_paths", "kernels", "environment", "allocator", "programs"):
+    for name in ("versions", "devices", "backends", "fast_paths", "kernels", "jax_defaults", "environment", "allocator", "programs"):
         monkeypatch.setattr(doctor, f"examine_{name}", lambda: [])
     monkeypatch.setattr(doctor, "examine_gpu", lambda: [doctor.Finding("devices", "a GPU", "none", Status.BROKEN)])
     for arguments, code in (([], 0), (["--gpu"], 1)):

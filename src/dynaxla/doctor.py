@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .artifact.xla_options import CPU_OPTIONS
 from .backend import dynaxla
 from .buffers.addresses import is_aligned
 from .capture.graph_cache import foreign_kernels
@@ -85,7 +86,7 @@ def examine(gpu: bool = False) -> list[Finding]:
     """
     examinations: list[Callable[[], Iterable[Finding]]] = [
         examine_versions, examine_devices, *([examine_gpu] if gpu else []), examine_backends, examine_fast_paths, examine_kernels,
-        examine_caches, examine_environment, examine_allocator, examine_programs,
+        examine_jax_defaults, examine_caches, examine_environment, examine_allocator, examine_programs,
     ]  # fmt: skip
     findings: list[Finding] = []
     for examination in examinations:
@@ -286,6 +287,25 @@ def examine_kernels() -> list[Finding]:
         value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED_WEIGHT_VERSIONS))}"
         found.append(Finding("kernels", "frozen weights for oneDNN", value, Status.NOTE))
     return found
+
+
+def examine_jax_defaults(add: Callable[[Any, Any], Any] | None = None) -> list[Finding]:
+    """Checks a sum that some releases of XLA:CPU compute wrongly with default options, which dynaxla's own programs do not use.
+
+    Args:
+        add: computes sum(q * k.reshape(1, 1, 64, 8, 8)) over dimension 3. Default: a function that JAX compiles for the CPU.
+    """
+    with jax.default_device(clients.cpu_device()):
+        found = (add or jax.jit(lambda q, k: (q * k.reshape(1, 1, 64, 8, 8)).sum(3)))(
+            np.ones((1, 2, 1, 8, 8), np.float32), np.ones((1, 64, 64), np.float32)
+        )
+    if np.array_equal(found, np.full((1, 2, 64, 8), 8)):
+        return []
+    fix = (
+        "only programs that JAX compiles for the CPU by itself can be wrong, such as functions of dynaxla.to_jax under jax.jit: "
+        f"use jax 0.12, or set XLA_FLAGS={' '.join(f'--{name}={value}' for name, value in CPU_OPTIONS.items())}"
+    )
+    return [Finding("kernels", "sums under jax.jit", "wrong with this release of JAX on this processor", Status.NOTE, fix)]
 
 
 def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:

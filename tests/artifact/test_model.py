@@ -53,6 +53,18 @@ def test_results_in_a_process_without_torch(tokens: tuple[nn.Module, ExportedMod
     compare_without_torch(tmp_path, {"tokens": (module, exported, [(ids(2, 5),), (ids(1, 8),), (ids(4, 1),)])})
 
 
+def test_sums_that_xlas_default_options_compute_wrongly() -> None:
+    """With jaxlib 0.10.2 and AVX-512, the result was garbage: dynaxla.load compiled with XLA's default options."""
+
+    class Scores(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            return (q * k.reshape(1, 1, 64, 8, 8)).sum(3)
+
+    q, k = torch.randn(1, 2, 1, 8, 8), torch.randn(1, 64, 64)
+    exported = dynaxla.export(Scores(), (q, k))
+    torch.testing.assert_close(torch.from_numpy(np.array(exported.call(q.numpy(), k.numpy()))), Scores()(q, k))
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_result_dtypes_do_not_depend_on_jax_enable_x64(tokens: tuple[nn.Module, ExportedModel], wide: bool) -> None:
     module, exported = tokens

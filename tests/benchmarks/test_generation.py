@@ -18,6 +18,7 @@ from support.fakes.tiny_benchmark import check_case
         BenchCase("row", partial(generation.Row, 6), generation.rows),
         BenchCase("layer", partial(generation.Attention, 6), generation.tokens),
         BenchCase("decoder", partial(generation.decoder, 6, 2, layers=1), partial(generation.tokens, sequences=2)),
+        BenchCase("int8_decoder", partial(generation.int8_decoder, 6, layers=1), generation.tokens),
     ],
     ids=lambda case: case.name,
 )
@@ -26,12 +27,20 @@ def test_generation_models_can_be_compared(case: BenchCase) -> None:
 
 
 def test_cases_have_the_length_and_number_of_sequences_of_their_names() -> None:
-    layers = {case.name: case.build() for case in suites.GENERATION if case.name.startswith("layer") and "16384" not in case.name}
+    layers = {case.name: case.build() for case in suites.GENERATION if case.name.startswith("layer")}
     assert len(layers) == 6
     for name, layer in layers.items():
         sequences, length = len(layer.keys), int(layer.position) + 1
         assert name == f"layer_{f'{sequences}x' * (sequences > 1)}{length}"
         assert layer.values.shape == (sequences, generation.CACHED_HEADS, length, generation.HEAD)
+
+
+def test_8_bit_weights_are_close_to_the_weights() -> None:
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(64, 32), torch.randn(3, 64)
+    quantized = generation.Int8Linear(linear)
+    assert quantized.weight.dtype == torch.int8
+    torch.testing.assert_close(quantized(x), linear(x), atol=0.02, rtol=0)
 
 
 def test_layer_writes_the_new_key_to_the_cache() -> None:

@@ -504,7 +504,7 @@ def sums_of_slices(patch: Patch) -> list[bool]:
 
 
 def quantized_products(patch: Patch) -> list[bool]:
-    """Returns a list with an entry for each product with quantized weights: True if it is computed in blocks."""
+    """Returns a list with an entry for each product with quantized weights: True if it is dequantized in parts."""
     found: list[bool] = []
     real = matmul.product_of_quantized
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import shutil
 import threading
@@ -20,6 +21,7 @@ from . import manifest as manifests
 from .manifest import DTYPES, NARROW_DTYPES, ArraySpec, DamagedModelError, Manifest
 from .stablehlo import as_jax_exported
 from .structures import StructureMismatch, flatten, unflatten
+from .xla_options import options_for_artifacts
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
@@ -48,9 +50,15 @@ class ExportedModel:
             self._exported = as_jax_exported(manifest, program)
         except DamagedModelError as error:
             raise _artifact_error(str(error), _EXPORT_AGAIN) from None
-        self._run = jax.jit(_refuse_derivatives(self._exported.call, manifest.name))
+        self._function = _refuse_derivatives(self._exported.call, manifest.name)
+        self._run = jax.jit(self._function)
         self._device_weights: list[jax.Array] | None = None
         self._device_weights_lock = threading.Lock()
+
+    @functools.cached_property
+    def _run_alone(self) -> Any:
+        """The program with XLA's options of dynaxla."""
+        return jax.jit(self._function, compiler_options=dict(options_for_artifacts()))
 
     @property
     def platforms(self) -> tuple[str, ...]:
@@ -85,7 +93,9 @@ class ExportedModel:
         self._check_sizes(arguments)
         with jax.enable_x64(True):
             program_inputs = [*self._weights(weights or {}), *([_key_data(key)] if self._takes_key(key) else []), *arguments]
-            outputs = iter(self._run(*program_inputs))
+            # Only a program that JAX compiles by itself can have options of its own, not one inside the caller's `jax.jit`.
+            is_traced = any(isinstance(value, jax.core.Tracer) for value in program_inputs)
+            outputs = iter((self._run if is_traced else self._run_alone)(*program_inputs))
         results = unflatten(manifest.results, outputs)
         updates = {name: next(outputs) for name in manifest.updates}
         if manifest.checks:

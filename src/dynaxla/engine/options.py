@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -12,20 +10,15 @@ import jax
 import torch
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from ..artifact.xla_options import CPU_OPTIONS, not_set_by_user, supported
 from ..lowering.settings import EXACT, Settings
 from ..runtime.clients import cpu_device
 from ..runtime.programs import compile_lowered
 
 _VECTOR_WIDTH = "xla_cpu_prefer_vector_width"
 
-# The fusion type selects the ops that XLA:CPU may pass to its kernel library YNNPACK: only dots and convolutions. The library's fused
-# reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling again for each use inside a fused dot
-# (vgg16's classifier at batch 8: 24 s). The memory-optimized scheduler is no slower than the default, and needs up to half less memory for
-# the intermediates of a training step.
-_CPU_OPTIONS = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
-    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-}
+# The memory-optimized scheduler is no slower than the default, and needs up to half less memory for the intermediates of a training step.
+_CPU_OPTIONS = {**CPU_OPTIONS, "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 # With excess precision, XLA skips roundings to float16 or bfloat16 between its own ops, and then keeps float32 values in memory next to the
 # rounded ones. Without it XLA rounds after each op, as eager mode does, and BERT of 8 x 1024 tokens needs 160 MiB of temporary memory
@@ -111,23 +104,16 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
 @functools.cache
 def default_options(platform: str) -> Mapping[str, Any]:
     """Returns XLA's options for most programs on a platform, without options that XLA_FLAGS sets or that the installed XLA lacks."""
-    set_by_user = {word.lstrip("-").partition("=")[0] for word in os.environ.get("XLA_FLAGS", "").split()}
-    candidates = tuple((name, value) for name, value in _candidates(platform) if name not in set_by_user)
+    candidates = tuple(not_set_by_user(_candidates(platform)))
     return _supported(candidates) if candidates else {}
 
 
 @functools.cache
 def _supported(candidates: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
-    """Returns the options that the installed XLA accepts. If a name has several values, the last accepted one is returned."""
-    # Each option is tried in a compilation for the CPU, because every platform accepts the options of all platforms.
+    """See `supported`. The small program is compiled for the CPU."""
     with jax.default_device(cpu_device()):
         trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
-    options = {}
-    for name, value in candidates:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
-            compile_lowered(trivial, cpu_device(), {name: value})
-            options[name] = value
-    return options
+    return supported(candidates, functools.partial(compile_lowered, trivial, cpu_device()))
 
 
 def _candidates(platform: str) -> Iterable[tuple[str, Any]]:

@@ -17,7 +17,7 @@ import json
 import socket
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +136,8 @@ class Participants:
         for network in networks:
             if network.cliques.issuperset(self.cliques.values()) and network.extra_cliques >= self.extra_cliques:
                 return network
-        network = _connect(self._group, self.ranks, len(networks), self.extra_cliques)
+        attempt = next(_attempts.setdefault(self._group, itertools.count()))
+        network = _connect(self._group, self.ranks, attempt, self.extra_cliques)
         networks.append(network)
         metrics.add("networks")
         return network
@@ -155,6 +156,8 @@ def group_numbers(names: Sequence[str]) -> tuple[int, ...]:
 
 # Keyed by the group object, because a later group may reuse its name.
 _networks: weakref.WeakKeyDictionary[Any, list[Network]] = weakref.WeakKeyDictionary()
+# Counts the calls of `_connect` for a group. A failed one leaves values in the group's store, which the next one must not read.
+_attempts: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _counter = itertools.count()
 # Clients and agents of all networks. They are never freed, because XLA's cliques refer to them.
@@ -166,13 +169,13 @@ def _ranks(group: Any) -> tuple[int, ...]:
     return tuple(torch.distributed.get_process_group_ranks(group))
 
 
-def _connect(group: Any, ranks: tuple[int, ...], number: int, extra_cliques: frozenset[frozenset[int]]) -> Network:
+def _connect(group: Any, ranks: tuple[int, ...], attempt: int, extra_cliques: frozenset[frozenset[int]]) -> Network:
     """Creates a client over the processes of a group.
 
     Args:
         group: The process group through whose store the processes find each other.
         ranks: Its ranks, by index.
-        number: The number of earlier networks over the same process group.
+        attempt: The number of earlier calls for the same process group.
         extra_cliques: See `Participants`.
 
     Raises: CollectiveFailed.
@@ -183,7 +186,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, extra_cliques: fro
             f"the group of ranks {list(ranks)} has no store through which its processes can connect",
             hint="use options={'distributed': 'torch'}, which needs no store",
         )
-    rendezvous = _Rendezvous(store, ranks, index, f"dynaxla/network/{number}", timeout)
+    rendezvous = _Rendezvous(store, ranks, index, f"dynaxla/network/{attempt}", timeout)
     hosts = rendezvous.exchange("here", _host(store))
     host = hosts[index]["reached"] if len({item["machine"] for item in hosts}) > 1 else "127.0.0.1"
     service, before = None, connections()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from ..device import copies, gradient_shardings, storages
 from ..device.strided_memory import StridedView
 from ..errors import ArgumentError, UnsupportedTensor
 from ..lowering.ops import sharding_constraints
-from ..runtime import meshes, private
+from ..runtime import meshes
 from .mesh import Mesh
 
 # The mesh axes along which each dimension is sharded.
@@ -27,7 +27,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     """Shards a tensor on the device "jax" over a mesh. Its values, views, identity and version do not change.
 
     Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode), `mark_sharding` constrains the sharding of the
-    tensor that it returns. The gradient gets the same sharding. An exception is a step, in which XLA chooses the gradient's sharding.
+    tensor that it returns, and of its gradient.
 
     Args:
         tensor: The tensor.
@@ -44,9 +44,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     """
     mesh = Mesh.of(mesh)
     axes = _axes_of_spec(tensor, mesh, spec)
-    if isinstance(tensor, FakeTensor):
-        return _constrained_copy(tensor, lambda x: sharding_constraints.OP(x, mesh.sizes, mesh.names, mesh.devices, axes))
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor):
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_on_device(tensor)
     storage = tensor.untyped_storage()
@@ -75,18 +73,6 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         if array.sharding == sharding or storages.compare_and_swap([(storage, array, meshes.copy_to(array, sharding))]):
             break
     return tensor
-
-
-def _constrained_copy(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Returns a copy of a tensor with constrained sharding, for a step that is being recorded.
-
-    The constraint is below autograd, since a recorded step has no functions with custom derivatives and no hooks. So XLA chooses the
-    gradient's sharding.
-    """
-    result = tensor.clone()
-    with torch.no_grad(), private.below_autograd():
-        result.copy_(constrain(result))
-    return result
 
 
 def _axes_of_spec(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:

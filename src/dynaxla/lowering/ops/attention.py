@@ -7,7 +7,7 @@ every position is masked gives zeros, as in PyTorch's kernels. The implementatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
-from ...torch_ops import aten
+from ...torch_ops import aten, passed_arguments
 from .. import dtypes
 from ..context import Context
 from ..metadata import TensorSpec
@@ -85,16 +85,43 @@ def flash_attention_for_cpu_backward(
 #
 # These ops return the state of a random generator for the backward op. dynaxla stores the bits of a JAX PRNG key in that state.
 
+_Arguments = Mapping[str, Any]
 
-def _forward_with_rng_state(attention: Attention, dropout_p: float) -> tuple[Any, ...]:
-    """Returns the forward's results in the order of the op's schema.
+
+def _attention(given: _Arguments, ctx: Context) -> Attention:
+    """Returns the attention that a forward or backward op computes.
+
+    Raises: UnsupportedOp for a causal mask of the flash attention op with different numbers of queries and keys.
+    """
+    query, key, value, is_causal = (given[name] for name in ("query", "key", "value", "is_causal"))
+    if "attn_bias" not in given and is_causal and query.shape[2] != key.shape[2]:
+        raise UnsupportedOp(
+            f"{ctx.node.target} with is_causal=True for {query.shape[2]} queries and {key.shape[2]} keys: "
+            "this kernel masks from the bottom right, scaled_dot_product_attention from the top left",
+            op=str(ctx.node.target),
+            hint="pass an attn_mask",
+        )
+    return Attention(query, key, value, given.get("attn_bias"), is_causal, given["scale"], ctx)
+
+
+@lowers(
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+)
+def attention_with_generator_state(*args: Any, ctx: Context, **kwargs: Any) -> tuple[Any, ...]:
+    """Returns attention's result, the log-sum-exp of each row of scores, and the other results of the op's schema.
 
     With dropout, the first integer tensor after the log-sum-exp holds the PRNG key. Padding is zero, and so are tensors that no lowering
     reads.
+
+    Shape:  that of the query; log-sum-exp: (batch, heads, rows), zero-padded or empty as in PyTorch's kernel, for cuDNN (..., rows, 1).
+    Dtype:  that of the query; log-sum-exp: float32.
     """
-    ctx = attention.ctx
-    prng_key = ctx.key() if dropout_p > 0 else None
-    out, logsumexp = attend(attention, dropout_p, prng_key)
+    given = passed_arguments(ctx.node.target, args, kwargs)
+    prng_key = ctx.key() if given["dropout_p"] > 0 else None
+    out, logsumexp = attend(_attention(given, ctx), given["dropout_p"], prng_key)
     spec = ctx.output[1]
     if spec.shape[2] > logsumexp.shape[2]:
         logsumexp = lax.pad(logsumexp, lax.full((), 0, logsumexp.dtype), [(0, 0, 0), (0, 0, 0), (0, spec.shape[2] - logsumexp.shape[2], 0)])
@@ -108,6 +135,36 @@ def _forward_with_rng_state(attention: Attention, dropout_p: float) -> tuple[Any
         else:
             results.append(lax.full(spec.shape, 0, spec.jax_dtype) if isinstance(spec, TensorSpec) else spec)
     return tuple(results)
+
+
+@lowers(
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+)
+def attention_backward(grad: Array, *args: Any, ctx: Context, **kwargs: Any) -> tuple[Array | None, ...]:
+    """Gradients of query, key, value and, for ops with `grad_input_mask`, attn_bias; each with its operand's shape and dtype.
+
+    The gradient of attn_bias is None unless `grad_input_mask[3]`.
+    """
+    given = passed_arguments(ctx.node.target, (grad, *args), kwargs)
+    attention, dropout_p, mask = _attention(given, ctx), given["dropout_p"], given.get("grad_input_mask")
+    wants_bias = mask is not None and mask[3]
+    logsumexp, prng_key = _without_padding(given["logsumexp"], attention), _unpack_key(given["philox_seed"], dropout_p)
+    *grads, grad_scores = gradients(attention, grad, given["out"], logsumexp, dropout_p, prng_key, wants_bias)
+    if mask is None:
+        return tuple(grads)
+    return *grads, _grad_bias(given["attn_bias"], grad_scores) if wants_bias else None
+
+
+def _grad_bias(bias: Array | None, grad_scores: Array | None) -> Array | None:
+    """Returns the gradient of attn_bias: the gradient of the scores, summed over the dimensions along which the bias is broadcast."""
+    if bias is None or grad_scores is None:
+        return None
+    shape = (1,) * (grad_scores.ndim - bias.ndim) + bias.shape
+    broadcast_dims = [dim for dim in range(grad_scores.ndim) if shape[dim] == 1]
+    return convert(lax.reshape(lax.reduce_sum(grad_scores, broadcast_dims), bias.shape), bias.dtype)
 
 
 def _pack_key(prng_key: Array, spec: TensorSpec) -> Array:
@@ -130,208 +187,3 @@ def _without_padding(logsumexp: Array, attention: Attention) -> Array:
     """Returns the log-sum-exp without its padding, (batch, heads, rows)."""
     flat = logsumexp if logsumexp.ndim == 3 else lax.reshape(logsumexp, logsumexp.shape[:3])
     return lax.slice(flat, (0, 0, 0), attention.row_shape) if flat.shape != attention.row_shape else flat
-
-
-def _check_causal(query: Array, key: Array, is_causal: bool, ctx: Context) -> None:
-    """Raises UnsupportedOp for a causal mask with different numbers of queries and keys."""
-    if is_causal and query.shape[2] != key.shape[2]:
-        raise UnsupportedOp(
-            f"{ctx.node.target} with is_causal=True for {query.shape[2]} queries and {key.shape[2]} keys: "
-            "this kernel masks from the bottom right, scaled_dot_product_attention from the top left",
-            op=str(ctx.node.target),
-            hint="pass an attn_mask",
-        )
-
-
-@lowers(aten._scaled_dot_product_efficient_attention.default)
-def efficient_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_bias: Array | None,
-    compute_log_sumexp: bool,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Any, ...]:
-    """Returns attention's result, the log-sum-exp of each row of scores, and the random generator's state for the backward.
-
-    Shape:  that of the query, with value's last dimension; log-sum-exp: (batch, heads, rows), zero-padded or empty as in PyTorch's kernel.
-    Dtype:  that of the query; log-sum-exp: float32.
-    """
-    return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
-
-
-@lowers(aten._scaled_dot_product_cudnn_attention.default)
-def cudnn_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_bias: Array | None,
-    compute_log_sumexp: bool,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Any, ...]:
-    """Same as `efficient_attention`, with the results of cuDNN's op.
-
-    The log-sum-exp is (batch, heads, rows, 1). Results that only cuDNN's own backward reads are zero.
-    """
-    return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
-
-
-@lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
-def overrideable_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_bias: Array | None,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Any, ...]:
-    """Same as `efficient_attention`, with the results of the overrideable op's schema."""
-    return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
-
-
-@lowers(aten._scaled_dot_product_flash_attention.default)
-def flash_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Any, ...]:
-    """Same as `efficient_attention`, without a mask and with the results of the flash attention op's schema.
-
-    Raises: UnsupportedOp for a causal mask with different numbers of queries and keys.
-    """
-    _check_causal(query, key, is_causal, ctx)
-    return _forward_with_rng_state(Attention(query, key, value, None, is_causal, scale, ctx), dropout_p)
-
-
-@lowers(aten._scaled_dot_product_efficient_attention_backward.default)
-def efficient_attention_backward(
-    grad: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_bias: Array | None,
-    out: Array,
-    logsumexp: Array,
-    philox_seed: Array,
-    philox_offset: Array,
-    dropout_p: float,
-    grad_input_mask: Sequence[bool],
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Array | None, ...]:
-    """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
-    attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
-    prng_key = _unpack_key(philox_seed, dropout_p)
-    *grads, grad_scores = gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, prng_key, grad_input_mask[3])
-    return *grads, _grad_bias(attn_bias, grad_scores) if grad_input_mask[3] else None
-
-
-def _grad_bias(bias: Array | None, grad_scores: Array | None) -> Array | None:
-    """Returns the gradient of attn_bias: the gradient of the scores, summed over the dimensions along which the bias is broadcast."""
-    if bias is None or grad_scores is None:
-        return None
-    shape = (1,) * (grad_scores.ndim - bias.ndim) + bias.shape
-    broadcast_dims = [dim for dim in range(grad_scores.ndim) if shape[dim] == 1]
-    return convert(lax.reshape(lax.reduce_sum(grad_scores, broadcast_dims), bias.shape), bias.dtype)
-
-
-@lowers(aten._scaled_dot_product_cudnn_attention_backward.default)
-def cudnn_attention_backward(
-    grad: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    logsumexp: Array,
-    philox_seed: Array,
-    philox_offset: Array,
-    attn_bias: Array | None,
-    cum_seq_q: Array | None,
-    cum_seq_k: Array | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Array, ...]:
-    """Gradients of query, key and value, each with its operand's shape and dtype."""
-    attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
-    return gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]
-
-
-@lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
-def overrideable_attention_backward(
-    grad: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_bias: Array | None,
-    grad_input_mask: Sequence[bool],
-    out: Array,
-    logsumexp: Array,
-    cum_seq_q: Array | None,
-    cum_seq_k: Array | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Array,
-    philox_offset: Array,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Array | None, ...]:
-    """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
-    return efficient_attention_backward(
-        grad, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal,
-        scale=scale, ctx=ctx,
-    )  # fmt: skip
-
-
-@lowers(aten._scaled_dot_product_flash_attention_backward.default)
-def flash_attention_backward(
-    grad: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    logsumexp: Array,
-    cum_seq_q: Array | None,
-    cum_seq_k: Array | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Array,
-    philox_offset: Array,
-    *,
-    scale: float | None = None,
-    ctx: Context,
-) -> tuple[Array, ...]:
-    """Gradients of query, key and value, each with its operand's shape and dtype."""
-    _check_causal(query, key, is_causal, ctx)
-    attention = Attention(query, key, value, None, is_causal, scale, ctx)
-    return gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]

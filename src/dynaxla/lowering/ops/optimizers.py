@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...torch_ops import aten
+from ..context import Context
 from ..promotion import broadcast_like, convert, full_like, to_accumulator
 from ..registry import lowers
 
@@ -177,7 +178,7 @@ def fused_sgd(
     return out if has_momentum else (*out, list(momentum_buffer_list))
 
 
-@lowers(aten._fused_adagrad.default)
+@lowers(aten._fused_adagrad.default, aten._fused_adagrad.tensor_lr)
 def fused_adagrad(
     params: Tensors,
     grads: Tensors,
@@ -191,8 +192,11 @@ def fused_adagrad(
     maximize: bool,
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
+    ctx: Context,
 ) -> tuple[list[Array], ...]:
-    """The fused step of Adagrad: new parameters, unscaled gradients, sums of squares, and the unchanged steps, one list each.
+    """The fused step of Adagrad: new parameters, unscaled gradients, and sums of squares, one list each.
+
+    The overload with `lr` as a number also returns the unchanged steps.
 
     Shape:  each that of its operand.
     Dtype:  each that of its operand.
@@ -206,28 +210,7 @@ def fused_adagrad(
         return lax.sub(param, lax.div(_times(grad, step_size), _plus(lax.sqrt(square_sum), eps))), square_sum
 
     out = _apply_step(params, grads, [state_sums], state_steps, step, maximize, grad_scale, found_inf)
-    return *out, list(state_steps)
-
-
-@lowers(aten._fused_adagrad.tensor_lr)
-def fused_adagrad_tensor_lr(
-    params: Tensors,
-    grads: Tensors,
-    state_sums: Tensors,
-    state_steps: Tensors,
-    *,
-    lr: Array,
-    lr_decay: float,
-    weight_decay: float,
-    eps: float,
-    maximize: bool,
-    grad_scale: Array | None = None,
-    found_inf: Array | None = None,
-) -> tuple[list[Array], ...]:
-    """Like `fused_adagrad`, with `lr` as a tensor of one element. This overload does not return the steps."""
-    settings: dict[str, Any] = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
-    lists = params, grads, state_sums, state_steps
-    return fused_adagrad(*lists, lr=lr, **settings, grad_scale=grad_scale, found_inf=found_inf)[:3]
+    return (*out, list(state_steps))[: len(ctx.node.target._schema.returns)]
 
 
 # Gradient scaling

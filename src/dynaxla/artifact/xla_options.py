@@ -1,0 +1,47 @@
+"""XLA's options for programs on the CPU, without which XLA computes some values wrongly. engine/options.py adds options for speed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+# The fusion type selects the ops that XLA:CPU may pass to its kernel library YNNPACK: only dots and convolutions. The library's fused
+# reductions lose NaNs in max and min over more than a few thousand elements, compute a pooling again for each use inside a fused dot
+# (vgg16's classifier at batch 8: 24 s), and read wrong memory for some sums of products of reshaped operands (jaxlib 0.10.2; 0.12.0.1 is
+# right): `(q * k.reshape(1, 1, 64, 8, 8)).sum(3)` for q of shape (1, 2, 1, 8, 8) and k of shape (1, 64, 64).
+CPU_OPTIONS: Mapping[str, Any] = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+}
+
+
+def supported(candidates: Iterable[tuple[str, Any]], compile: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Returns the options that the installed XLA accepts. If a name has several values, the last accepted one is returned.
+
+    Args:
+        candidates: pairs of name and value.
+        compile: compiles a small program with options. Every platform accepts the options of all platforms.
+    """
+    options = {}
+    for name, value in candidates:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
+            compile({name: value})
+            options[name] = value
+    return options
+
+
+def not_set_by_user(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Returns the options that the environment variable XLA_FLAGS does not set."""
+    set_by_user = {word.lstrip("-").partition("=")[0] for word in os.environ.get("XLA_FLAGS", "").split()}
+    return [(name, value) for name, value in options if name not in set_by_user]
+
+
+@functools.cache
+def options_for_artifacts() -> Mapping[str, Any]:
+    """Returns the options with which exported programs are compiled."""
+    trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
+    return supported(not_set_by_user(CPU_OPTIONS.items()), lambda options: trivial.compile(compiler_options=options))

@@ -24,14 +24,13 @@ from . import suites, tables
 INTRODUCTION = """\
 # Trace once, lazy mode and eager mode on the device "jax"
 
-Made by `python -m benchmarks device`. Batch 1, float32, one thread. *eager*: each op is a program of XLA's. *lazy*: the ops of a call are
-recorded each time and run as one program. *dynaxla*: traced once; *dynaxla_retrace*: traced at every call. *dynamo*, *dynamo_aot*:
-TorchDynamo, and AOTAutograd too, around a graph that runs as eager mode does. *..._native*: the same model and inputs as tensors of the
-CPU.
+Made by `python -m benchmarks device`. Batch 1, float32, one thread. *eager*: each op is a program of XLA. *lazy*: each call records its ops
+and runs them as one program. *dynaxla*: traced once; *dynaxla_retrace*: traced at every call. *dynamo*: TorchDynamo around a graph that
+runs in eager mode; *dynamo_aot*: TorchDynamo and AOTAutograd around such a graph. *..._native*: the same model and inputs as CPU tensors.
 
-Engines take turns in one process; times are medians, of calls after which the device has nothing left to do. A ratio is one time over
-another. Where the CPU's time is less than the clock's, the processor was shared: compare CPU times there. Each result was compared with the
-CPU's eager mode, for training the loss and all gradients.
+Engines take turns in one process; times are medians of calls, each with a wait for the device. *A / B* in a heading is A's time divided by
+B's. If the CPU time is less than the wall time, the processor was shared: then compare CPU times. Each result was compared with eager mode
+on the CPU; for training, the loss and all gradients.
 """
 
 SEVERAL = 10
@@ -164,12 +163,12 @@ def as_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
         lines += ["Lazy mode's phases, mean milliseconds of a warm call:", "", *_lazy(engines), ""]
         if not part.training:
             lines += [
-                "What capture alone costs: the time of eager mode on the device over that of captured graphs which run as eager mode does,",
-                f"for one call, and for {SEVERAL} calls that share one wait:",
+                "The cost of capture alone: the time of eager mode on the device divided by that of captured graphs that run in eager",
+                f"mode, for one call, and for {SEVERAL} calls with one wait:",
                 "",
                 *_capture_alone(engines),
                 "",
-                "What TorchDynamo captures:",
+                "TorchDynamo's graphs:",
                 "",
                 *_captured(models),
                 "",

@@ -20,13 +20,13 @@ from .gpu_parts import FIRST, PARTS, Part
 INTRODUCTION = """\
 # dynaxla compared with Inductor on a GPU
 
-Made by `python -m benchmarks gpu`. Ratios are the other engine's time over dynaxla's: more than 1 means that dynaxla is faster. Engines
-take turns in one process; times are medians of ten calls after one another and one wait for the GPU. First calls are seconds of the clock,
-caches empty, while other rows compile, too (`--jobs`). *Peak*: MB of the GPU's memory during warm calls, each engine in a process of its
-own, with the model: the most that torch's allocator had given out and the most that JAX's had, added up; what CUDA and its libraries keep
-for themselves is in none. TF32 is torch's setting. *inductor_autotuned*: Inductor with `mode="max-autotune"`, which also uses CUDA graphs.
-*jax*: the model as a JAX function under `jax.jit`. *xla_fewer_roundings*: XLA may leave out roundings to half types. *xla_small_graphs*:
-convolutions are not in CUDA graphs.
+Made by `python -m benchmarks gpu`. A ratio is the other engine's time divided by dynaxla's: more than 1 means that dynaxla is faster.
+Engines take turns in one process; times are medians of ten consecutive calls with one wait for the GPU. First calls are in seconds of wall
+time, with empty caches, while other rows compile, too (`--jobs`). *Peak*: MB of GPU memory during warm calls, including the model, with
+each engine in a process of its own. It is the sum of the peaks of torch's and JAX's allocators, without the memory of CUDA and its
+libraries. TF32 is torch's setting. *inductor_autotuned*: Inductor with `mode="max-autotune"`, which also uses CUDA graphs. *jax*: the model
+as a JAX function under `jax.jit`. *xla_fewer_roundings*: XLA may omit roundings to half types. *xla_small_graphs*: convolutions are not in
+CUDA graphs.
 """
 
 

@@ -47,13 +47,17 @@ _BEHIND = 1.25
 INTRODUCTION = """\
 # Single ops
 
-Made by `python -m benchmarks cpu ops`: ops of PyTorch's database at sizes that people use, compiled alone, float32 unless the name says
-something else, one thread. *eager*, *dynaxla*: milliseconds of a call, medians of calls in turn, over three copies of the inputs. *empty*:
-a compiled call that computes nothing to speak of. *beyond*: dynaxla's time without an empty call's, over eager's: what the op itself costs.
-*whole*: dynaxla's time over eager's. *CPU*: *beyond* in the processor's time, for a machine that does other work. *aot_eager*: *beyond* of
-torch's backend of that name, which is eager mode's own kernels behind TorchDynamo and AOTAutograd: what these cost alone, measured later,
-beside eager mode, where *beyond* is above 1.25. Gradients of results are laid out as these are. Worst first. Each result has been compared
-with eager mode's.
+Made by `python -m benchmarks cpu ops`: ops of PyTorch's database with realistic sizes, compiled alone, on one thread. The dtype is float32
+unless the name has another. Each result has been compared with eager mode. Gradients of results have the layouts of the results. The
+slowest rows are first.
+
+- *eager*, *dynaxla*: milliseconds of a call, the medians of calls in turn, with three copies of the inputs.
+- *empty*: milliseconds of a compiled call that computes almost nothing.
+- *beyond*: dynaxla's time minus that of the empty call, divided by eager mode's time: the cost of the op itself.
+- *whole*: dynaxla's time divided by eager mode's.
+- *CPU*: *beyond* in CPU time, for a machine that does other work.
+- *aot_eager*: *beyond* of torch's backend of that name, which runs eager mode's kernels under TorchDynamo and AOTAutograd: the cost of
+  these two alone. It was measured later, in turn with eager mode, for rows whose *beyond* is above 1.25.
 """
 
 
@@ -252,7 +256,7 @@ def as_markdown(found: Mapping[str, Any]) -> str:
         times = [f"{row[engine]:.3f}" for engine in _COLUMNS]
         lines.append(tables.line([name, *times, *(f"{ratio:.2f}" for ratio in ratios(row)), _around(row)]))
     lines += ["", *(f"- {name}: {row['failure']}" for name, row in rows.items() if row["failure"])]
-    lines += ["", "## What is left out", "", "Entries of the database that have no row:", ""]
+    lines += ["", "## Entries without a row", "", "Entries of the database that have no row, by reason:", ""]
     lines += [f"- {reason}: {', '.join(entries)}" for reason, entries in left_out({case.entry for case in CASES.values()}).items()]
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ _REASONS = {
     "random numbers": r"bernoulli|cauchy|exponential|geometric|log_normal|multinomial|normal|rand.*|uniform|.*dropout.*"
     r"|nn.functional.rrelu|nn.functional.fractional_max_pool.*|pca_lowrank|svd_lowrank",
     "the size of the result depends on values": r"argwhere|masked_select|nonzero.*|unique.*|to_sparse|sparse.*|masked_scatter",
-    "a look at values, around which graphs break": r"allclose|cov|corrcoef|item|linalg.cond|linalg.matrix_rank|linalg.lstsq|hash_tensor"
+    "reads of values, at which graphs break": r"allclose|cov|corrcoef|item|linalg.cond|linalg.matrix_rank|linalg.lstsq|hash_tensor"
     r"|nn.functional.gaussian_nll_loss|nn.functional.ctc_loss|_segment_reduce|histogram.*",
     "views of the same memory, and copies of them": r"H|T|mH|mT|t|atleast.*|as_strided|broadcast.*|chunk|diagonal|linalg.diagonal"
     r"|[dhv]split|expand_as|flatten|imag|real|movedim|narrow|ravel|reshape_as|resolve.*|select|split.*|squeeze"
@@ -21,7 +21,7 @@ _REASONS = {
     "kernels of GPUs, or parts of other ops": r"jiterator.*|torch\..*|_unsafe_masked.*|_chunk_cat|_native_batch_norm_legit"
     r"|_softmax_backward_data"
     r"|_batch_norm_with_update|native_.*|max_pool2d_with_indices_backward|grid_sampler.*|as_strided_scatter",
-    "another name or form of what has a row": r"__r.*|bool|byte|c?double|cfloat|chalf|char|float|half|int|short|clamp_.*"
+    "another name or form of an op that has a row": r"__r.*|bool|byte|c?double|cfloat|chalf|char|float|half|int|short|clamp_.*"
     r"|column_stack|[dhv]stack|flip[lu][rd]|trapz|inner|linalg.cross|pinverse|qr|svd|lu.*|cholesky.*|logdet|triangular_solve"
     r"|linalg.*_ex|linalg.lu.*|linalg.eig.*|bitwise_right_shift"
     r"|fft.*|istft|diag.*|combinations|angle|conj_physical|igammac|index_reduce|unravel_index|nn.functional.upsample.*"

@@ -87,8 +87,8 @@ def page(folder: str) -> str:
     """Returns the Markdown page with all pictures. folder: the folder of the SVG files, seen from the page."""
     parts = [
         "# Benchmarks in pictures",
-        "How many times as fast as eager mode each engine is: longer is faster, and the dashed line is eager mode. "
-        "[What was measured](README.md) says how, on which machines, and what limits the slow rows.",
+        "The speed of each engine relative to eager mode: longer is faster, and the dashed line is eager mode. "
+        "[Measurements](README.md) has the commands, the machines, and the limits of the slow rows.",
     ]
     for picture in pictures():
         parts += [
@@ -164,7 +164,7 @@ def _of_single_ops() -> list[Picture]:
             f"Single ops, {kind}: {len(rows)} calls",
             f"Half of them are more than {quantiles[50]:.2f} times as fast as eager mode.",
         )
-        unit = "Times as fast as eager mode, without what an empty compiled call takes"
+        unit = "Times as fast as eager mode, without the time of an empty compiled call"
         drawn.append(Picture(f"ops-{kind}", title, groups, unit, _measured(ops["environment"]), "ops.md", summary))
     return drawn
 

@@ -59,7 +59,7 @@ from benchmarks import cpu, peak_memory, suites
 def wide():
     return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048))
 
-suites.SUITES = {"models": [suites.Case("wide", wide, lambda batch, draw: (torch.randn(batch, 2048, generator=draw),))]}
+suites.SUITES = {"models": [suites.BenchCase("wide", wide, lambda batch, draw: (torch.randn(batch, 2048, generator=draw),))]}
 for engine in cpu.MEMORY_ENGINES:
     child = os.fork()
     if not child:

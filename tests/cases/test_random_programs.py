@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from cases.faults.ops import FAULTS
 from cases.random_programs import fault_search, runner
+from cases.random_programs.__main__ import main
 from cases.random_programs.builder import Builder
 from cases.random_programs.choices import HypothesisChoices, SeededChoices
 from cases.random_programs.generator import draw_program, generate
@@ -182,11 +183,16 @@ def test_failing_program_is_minimised() -> None:
 
 
 @pytest.mark.thorough
-def test_interrupted_run_keeps_its_results(tmp_path: Path) -> None:
+def test_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line of an interrupted run may be incomplete."""
+    monkeypatch.setattr(runner, "seeds", lambda first, count: range(first, first + count))
     results = tmp_path / "results.jsonl"
-    seen: list[int] = []
-    runner.run_all([11, 12], 1, results, lambda record: seen.append(record["seed"]))
+    arguments = ["--seed", "11", "--results", str(results)]
+    assert main(["--count", "2", *arguments]) == 0
+    complete = results.read_text()
     with results.open("a") as file:
         file.write('{"seed": 13, "outc')
-    assert seen == [11, 12] == sorted(runner.load(results))
-    assert runner.summary(runner.load(results).values()).startswith("2 programs: 2 agrees")
+    assert main(["--count", "3", *arguments]) == 0
+    assert "3 programs, 2 of them known" in capsys.readouterr().out
+    assert results.read_text().startswith(complete)
+    assert sorted(runner.load(results)) == [11, 12, 13]

@@ -178,14 +178,14 @@ def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], 
     ratios = {name: ratio(row) for name, row in good.items()}
     kind = "forward and backward" if training else "inference"
     lines = [
-        f"# The engine that is chosen, beside each alone: {kind}", "",
-        "Milliseconds of a call, the mean of the quickest third of rounds; batch 1, one thread.",
-        "*Eager*, *inductor*, *dynaxla*: as backends of torch.compile; *uncompiled*: without torch.compile;",
-        '*chosen*: `backend="dynaxla_auto"` after its choice. *Ratio*: the best engine alone over the chosen one;',
-        f"it should be {LEAST} at least, and {MEAN} in the geometric mean. Of three processes, the one with the",
-        "middle ratio; *all*: of all three. Made by `make engines`.", "",
+        f"# The engine that dynaxla_auto chooses, compared with each engine: {kind}", "",
+        "Made by `make engines`. Milliseconds of a call, the mean of the fastest third of rounds; batch 1, one thread.", "",
+        "- *eager*, *inductor*, *dynaxla*: the model is compiled by this backend. *uncompiled*: without torch.compile.",
+        '- *chosen*: `backend="dynaxla_auto"` after its choice, with the engines in the last column.',
+        "- *ratio*: the time of the fastest of the other engines divided by that of *chosen*. The goals are a minimum of",
+        f"  {LEAST} and a geometric mean of {MEAN}. *all*: the ratios of three processes. The row is the one with the middle ratio.", "",
         tables.circumstances(environment), "",
-        *tables.heading(["model", *[f"{engine} ms" for engine in SHOWN], "ratio", "all", "who"]),
+        *tables.heading(["model", *[f"{engine} ms" for engine in SHOWN], "ratio", "all", "engines"]),
     ]  # fmt: skip
     for name, row in rows.items():
         if "failure" in row:
@@ -198,7 +198,7 @@ def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], 
     if ratios:
         blanks = [""] * len(SHOWN)
         lines.append(tables.line(["**geometric mean**", *blanks, f"**{tables.mean(list(ratios.values())):.3f}**", "", ""]))
-        lines.append(tables.line(["**least**", *blanks, f"**{min(ratios.values()):.3f}**", "", ""]))
+        lines.append(tables.line(["**minimum**", *blanks, f"**{min(ratios.values()):.3f}**", "", ""]))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`python tests/commands/prose.py`: finds unclear sentences in docstrings and comments of the library. Part of `make lint`.
+"""`python tests/commands/prose.py`: finds unclear sentences in docstrings and comments. Part of `make lint`.
 
 It finds only a few patterns, and names of modules that do not exist. A reviewer must read the prose all the same.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("src", "benchmarks")
+FOLDERS = ("src", "benchmarks", "tests", "website", "examples")
 
 # A docstring's first line says what the object is or does.
 _BEGINNINGS = re.compile(r"(What|Whether|Of|Who|That|Those)\b")

@@ -41,7 +41,7 @@ def test_page_and_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     page = (tmp_path / "engines.md").read_text()
     assert "| mlp_2 | 1 | 4 | 2 | 3 | 2.5 | 0.80 | 0.80 0.70 0.90 | inductor; dynaxla |" in page
     assert "failed: no memory" in page
-    assert "| **least** |" in page
+    assert "| **minimum** |" in page
     assert "**0.894**" in page
     assert best_engine.main(["resnet18", "--output", str(tmp_path)]) == 0  # stored, and good
     assert measured == ["mlp_2", "mlp_50", "resnet18"]

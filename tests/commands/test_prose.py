@@ -1,4 +1,4 @@
-"""Tests of the check of the library's prose."""
+"""Tests of the check of docstrings and comments."""
 
 from __future__ import annotations
 

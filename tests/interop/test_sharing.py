@@ -41,7 +41,7 @@ def test_wide_types(dtype: torch.dtype) -> None:
         assert torch.equal(as_torch(as_jax(tensor)), tensor)
 
 
-def test_write_is_visible_to_both() -> None:
+def test_write_to_the_tensor_is_visible_in_the_array() -> None:
     tensor = torch.ones(4)
     array = as_jax(tensor)
     tensor.mul_(3)

@@ -93,6 +93,19 @@ def test_traces_are_cached() -> None:
     assert traced == [(1,), (2,)]
 
 
+def test_oldest_traces_are_dropped() -> None:
+    traced = []
+
+    def run(x: Array) -> list[Array]:
+        traced.append(x.shape)
+        return [x + 1]
+
+    counted = WideCall(run)
+    for size in (*range(1, 101), 100, 1):
+        jax.eval_shape(lambda x: counted([x]), jax.ShapeDtypeStruct((size,), np.float32))  # the lambda has no trace in JAX's own cache
+    assert traced == [(size,) for size in (*range(1, 101), 1)], "the cache of one call is smaller than 100 traces"
+
+
 def test_narrow_dtypes() -> None:
     assert narrowed(np.dtype("int64")) == np.int32
     assert narrowed(np.dtype("complex128")) == np.complex64

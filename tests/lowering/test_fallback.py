@@ -184,15 +184,6 @@ def test_random_kernels_draw_new_numbers_and_repeat_with_a_seed() -> None:
     assert torch.equal(second, again[1])
 
 
-def test_control_flow() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)) * 3
-
-    compiled = compile_whole(function)
-    for x in (torch.ones(3), -torch.ones(3)):
-        torch.testing.assert_close(compiled(x), function(x))
-
-
 def test_check_in_the_program_raises_before_any_write() -> None:
     @torch.library.custom_op("dynaxla_test::positive", mutates_args=())
     def positive(x: torch.Tensor) -> torch.Tensor:

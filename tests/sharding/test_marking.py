@@ -33,6 +33,7 @@ def test_reports() -> None:
 
 
 def test_sharded_storages_and_sharding_constraints() -> None:
+    """`mark_sharding` in a graph is the op dynaxla.sharding_constraint."""
     run_checks("on_meshes", XLA_FLAGS=EIGHT)
 
 

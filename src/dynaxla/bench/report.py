@@ -273,7 +273,7 @@ def _captured(report: BenchReport) -> ReportTable:
         counts = [result.graphs, result.graph_calls, f"{result.ops_per_graph:.1f}", result.largest_graph, result.eager_ops]
         lines.append([model.model, *map(str, counts), f"{result.captured_share:.1%}", reasons])
     headings = ["model", "graphs", "graph calls", "ops per graph", "largest graph", "eager ops", "ops captured", "graph breaks"]
-    return ReportTable("What TorchDynamo captures (ATen ops, graph calls in one call of the model)", headings, lines)
+    return ReportTable("TorchDynamo's graphs (ATen ops, graph calls in one call of the model)", headings, lines)
 
 
 def conclusions(report: BenchReport) -> list[str]:

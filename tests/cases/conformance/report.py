@@ -162,7 +162,7 @@ def _percent(part: int, whole: int) -> str:
 def coverage_page(summary: Summary) -> str:
     """Returns docs/op_coverage.md: the summary, then a line for each entry."""
     lines = [
-        "# What runs, and how",
+        "# Op coverage",
         "",
         "Written by `make conformance ARGS=--write-docs`. PyTorch's own databases of operators and modules, compiled with",
         "`fullgraph=True` and compared with eager in values, dtype, shape, strides and aliasing; `tests/cases/conformance/` says how.",

@@ -12,36 +12,12 @@ import dynaxla
 from dynaxla import sharding
 from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
-from .on_meshes import Block
+from .mesh_training import Attention
+from .on_meshes import Block, Layers
 
 COUNTS = (2, 8, 64)
 # The numbers of heads, features and rows are multiples of 64.
 WIDTH, ROWS, LENGTH = 64, 64, 4
-
-
-class Layers(nn.Module):
-    """Layers in Megatron's style: each is a product that widens, and one that narrows."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.up = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(count))
-        self.down = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH, bias=False) for _ in range(count))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for up, down in zip(self.up, self.down, strict=True):
-            x = down(nn.functional.gelu(up(x)))
-        return x
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
-        return self.out(nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
 
 
 class Transformer(nn.Module):
@@ -92,7 +68,7 @@ def parameters(model: nn.Module) -> int:
 def check_tensor_parallel_layers() -> None:
     for count in COUNTS:
         for layers in (1, 3):
-            model = shard_module(Layers(layers), Mesh((count,), ("tp",)), {"up.*": ("tp",), "down.*": (None, "tp")})
+            model = shard_module(Layers(layers, WIDTH), Mesh((count,), ("tp",)), {"up.*": ("tp",), "down.*": (None, "tp")})
             x = torch.randn(24, WIDTH).to("jax")
             report = report_of(model, x)
             assert moved(report, "all-reduce") == (2 * layers - 1, (2 * layers - 1) * x.nbytes), str(report)
@@ -117,7 +93,7 @@ def check_data_parallel() -> None:
     """One all-reduce sums all gradients and the loss."""
     for count in COUNTS:
         mesh = Mesh((count,), ("data",))
-        for model, shape in ((Layers(3), (ROWS, WIDTH)), (Transformer(1), (ROWS, LENGTH, WIDTH))):
+        for model, shape in ((Layers(3, WIDTH), (ROWS, WIDTH)), (Transformer(1), (ROWS, LENGTH, WIDTH))):
             shard_module(model, mesh, {})
             number, size = moved(report_of(model, mark_sharding(torch.randn(shape).to("jax"), mesh, ("data",))), "all-reduce")
             assert number == 1
@@ -131,7 +107,7 @@ def check_fsdp() -> None:
     """
     for count in COUNTS:
         mesh = Mesh((count,), ("data",))
-        for model, shape in ((Layers(3), (8 * WIDTH, WIDTH)), (Transformer(1), (2 * ROWS, LENGTH, WIDTH))):
+        for model, shape in ((Layers(3, WIDTH), (8 * WIDTH, WIDTH)), (Transformer(1), (2 * ROWS, LENGTH, WIDTH))):
             shard_module(model, mesh, {"*": ("data",)})
             x = mark_sharding(torch.randn(shape).to("jax"), mesh, ("data",))
             report, weights = report_of(model, x), list(model.parameters())

@@ -14,7 +14,7 @@ from .on_meshes import MESH, SPECS, Block, spec_of
 from .running import MODES
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -32,7 +32,7 @@ class _Gpt(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(32, 16), nn.Embedding(8, 16)
         self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
-        self.attention = nn.ModuleList(_Attention(16, 4) for _ in range(2))
+        self.attention = nn.ModuleList(Attention(16, 4) for _ in range(2))
         self.blocks = nn.ModuleList(Block(16, 64) for _ in range(2))
         self.head = nn.Linear(16, 32, bias=False)
         self.head.weight = self.words.weight

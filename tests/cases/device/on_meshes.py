@@ -397,13 +397,13 @@ def check_a_torch_mesh() -> None:
     assert mesh.jax is sharding.sharding_of(x).mesh
 
 
-class _Layers(nn.Module):
+class Layers(nn.Module):
     """Layers in Megatron's style: each is a product that widens, and one that narrows."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.up = nn.ModuleList(nn.Linear(16, 32, bias=False) for _ in range(count))
-        self.down = nn.ModuleList(nn.Linear(32, 16, bias=False) for _ in range(count))
+        self.up = nn.ModuleList(nn.Linear(width, 2 * width, bias=False) for _ in range(count))
+        self.down = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for up, down in zip(self.up, self.down, strict=True):
@@ -429,7 +429,7 @@ def check_collectives_are_those_that_theory_predicts() -> None:
     x = torch.randn(24, 16).to("jax")
     for count in (2, 8):
         layers, mesh = 3, Mesh((count,), ("tp",))
-        model = shard_module(_Layers(layers), mesh, {"up.*": ("tp",), "down.*": (None, "tp")})
+        model = shard_module(Layers(layers, 16), mesh, {"up.*": ("tp",), "down.*": (None, "tp")})
         step = _step(model)
         step(x.clone())
         report = sharding.report(step, x.clone())
@@ -440,13 +440,13 @@ def check_collectives_are_those_that_theory_predicts() -> None:
         assert memory.arguments < sum(parameter.nbytes for parameter in model.parameters()) // count + x.nbytes + 64
         assert "all-reduce" in str(report)
     mesh = Mesh((8,), ("data",))
-    model = shard_module(_Layers(3), mesh, {})
+    model = shard_module(Layers(3, 16), mesh, {})
     step, batch = _step(model), mark_sharding(x.clone(), mesh, ("data",))
     step(batch)
     report = sharding.report(step, batch)
     assert {moved.kind for moved in report.collectives} == {"all-reduce"}
     assert sum(moved.bytes for moved in report.collectives) == sum(parameter.nbytes for parameter in model.parameters()) + 4
-    forward = torch.compile(_Layers(2).to("jax"), backend="dynaxla")
+    forward = torch.compile(Layers(2, 16).to("jax"), backend="dynaxla")
     (moved,) = sharding.report(forward, mark_sharding(torch.randn(16, 16).to("jax"), mesh, (None, "data"))).collectives
     assert any("on_meshes.py" in line for line in moved.lines)
     with pytest.raises(ArgumentError, match="runs no program on several devices"):

@@ -502,7 +502,7 @@ _DTYPES = (torch.bfloat16, torch.int8, torch.bool, torch.complex64)
 
 
 def _sample_values(dtype: torch.dtype) -> torch.Tensor:
-    return (torch.arange(48) % 7 - 2).to(dtype) if dtype is not torch.uint8 else (torch.arange(48) % 7).to(dtype)
+    return (torch.arange(48) % 7 - 2).to(dtype)
 
 
 def check_dtypes_and_views_in_each_mode() -> None:

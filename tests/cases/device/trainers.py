@@ -67,7 +67,7 @@ def check_autocast_covers_the_ops_of_the_cpu() -> None:
     names = {op._schema.name.removeprefix("aten::") for op in private.ops_with_kernel("AutocastCPU")}
     known = {op._schema.name.removeprefix("aten::") for op in private.ops_with_kernel("AutocastPrivateUse1")}
     assert names == known
-    assert {name for name in names if name.startswith(("conv", "mm", "bmm", "linear", "matmul", "addmm", "scaled"))} <= names
+    assert {"conv2d", "mm", "bmm", "linear", "matmul", "addmm", "scaled_dot_product_attention"} <= names
     assert 100 < len(names) < 125
 
 
@@ -151,13 +151,12 @@ def check_device_module() -> None:
         pass
 
 
-def check_checkpointed_dropout() -> None:
+def check_dropout_in_a_reentrant_checkpoint() -> None:
     """The recomputation draws the random numbers of the first forward pass."""
-    for reentrant in (False, True):
-        x = torch.ones(64, device="jax", requires_grad=True)
-        y = checkpoint(lambda x: nn.functional.dropout(x * 3) * 2, x, use_reentrant=reentrant)
-        y.sum().backward()
-        assert torch.equal(x.grad, y.detach())
+    x = torch.ones(64, device="jax", requires_grad=True)
+    y = checkpoint(lambda x: nn.functional.dropout(x * 3) * 2, x, use_reentrant=True)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
 
 
 def check_torch_func() -> None:

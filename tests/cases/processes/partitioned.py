@@ -541,7 +541,6 @@ def explain_and_report(rank: int) -> None:
     x = torch.ones(4, 8, dtype=DTYPE)
     explanation = dynaxla.explain(torch.compile(divided, backend="dynaxla", options=XLA), x)
     assert [graph.phase for captured in explanation.captured for graph in captured.graphs][:1] == ["forward"]
-    assert "all-reduce" in str(explanation) or explanation.captured
     torch._dynamo.reset()
     noisy = dynaxla.explain(torch.compile(lambda x: divided(x) + torch.rand(1), backend="dynaxla", options=XLA), x)
     assert any("draws random numbers" in way for way in noisy.ways)
@@ -600,7 +599,6 @@ def dtypes_and_sizes(rank: int) -> None:
             for mine, theirs in zip(call(x), (whole(x).sum(0), whole(x), whole(x)[:, :2]), strict=True):
                 torch.testing.assert_close(whole(mine), theirs)
     torch._dynamo.reset()
-    call = compiled(lambda x, y: (x + 1, y.sum(), y), dynamic=False)
     empty, number = (distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (torch.empty(0, 3), torch.tensor(2.0)))
     torch.testing.assert_close(whole(compiled(lambda x, y: (x + 1) * y)(empty, number)), torch.empty(0, 3))
     torch._dynamo.reset()

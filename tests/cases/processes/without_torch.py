@@ -36,7 +36,8 @@ for place in sorted(folder.iterdir()):
         given = [saved[name] for name in sorted(saved.files) if name.startswith("given")]
         found = model.call(*given)
         found = list(found.values()) if isinstance(found, dict) else jax.tree.leaves(found)
-        np.savez(case.with_suffix(".found"), *[np.asarray(item.astype("float32") if item.dtype == "bfloat16" else item) for item in found])
+        arrays = [np.asarray(item.astype("float32") if item.dtype == "bfloat16" else item) for item in found]
+        np.savez(case.with_suffix(".found"), *arrays, dtypes=[str(item.dtype) for item in found])
         (place / (case.stem + ".found.npz")).rename(place / (case.stem + ".found"))
 assert not jax.config.jax_enable_x64
 try:
@@ -71,7 +72,8 @@ def compare_without_torch(
     assert output == ["no torch", "try:    pass the directory that save wrote"]
     for (name, index), tensors in expected.items():
         saved = np.load(folder / name / f"{index}.found")
-        found = [torch.from_numpy(saved[item]) for item in saved.files]
+        assert [f"torch.{dtype}" for dtype in saved["dtypes"]] == [str(tensor.dtype) for tensor in tensors]
+        found = [torch.from_numpy(saved[item]) for item in saved.files if item != "dtypes"]
         for array, tensor in zip(found, tensors, strict=True):
             reference = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             scale = 1000 if tensor.dtype == torch.bfloat16 else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -68,11 +69,13 @@ def _run(seed: int, program: Program, expected: Expected, smallest: bool) -> Rec
 
 
 def load(path: Path) -> dict[int, Record]:
-    """Returns the records of an earlier run, by seed."""
-    if not path.exists():
-        return {}
-    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return {record["seed"]: record for record in records if "seed" in record}
+    """Returns the records of an earlier run, by seed. Drops a line that a killed run has left unfinished."""
+    records: dict[int, Record] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            records[record["seed"]] = record
+    return records
 
 
 def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Record], None], rounded: bool = False) -> None:
@@ -90,7 +93,10 @@ def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Reco
         waiting.put(seed)
     lock = threading.Lock()
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_unfinished = path.exists() and path.read_text()[-1:] not in ("", "\n")
     with path.open("a") as results:
+        if is_unfinished:
+            results.write("\n")
 
         def serve() -> None:
             worker = _Worker(rounded)

@@ -15,16 +15,18 @@ from .target import NAME
 KINDS = ("inference", "frozen", "forward", "backward")
 PAGE = Path("docs/benchmarks/gpu-programs.md")
 
-_HEAD = """# What XLA makes of models for a GPU
+_HEAD = """# XLA's programs for models on a GPU
 
-Written by `make gpu-programs`: torch {torch}, jax {jax}, XLA's CUDA plugin, compiled for an {gpu} on a machine without one
-(`tests/commands/gpu_programs/` says how). Nothing was run: there are no times here. XLA could not measure its choices either, so its
-tiles, and which of two ways to multiply it takes, may be others on a GPU.
+Written by `make gpu-programs`: torch {torch}, jax {jax}, XLA's CUDA plugin, compiled for an {gpu} on a machine without one (see
+`tests/commands/gpu_programs/`). Nothing was run, so there are no times. XLA could not measure its alternatives: on a GPU it may choose
+other tiles, and other kernels for matrix products.
 
-Batch {batch}; BERT reads 128 tokens. `bert_base_1024` is BERT on 1024, without dropout in attention, which cuDNN's kernels do not have,
-and `bert_base_1024_dropout` with it; `gpt_block_1024` is one block of GPT-2 on as many. *kernels*: what one call launches (fusions,
-library calls, copies). *moves*: those of them that only copy, transpose or cast. *memory*: MiB of temporary memory, beside inputs and
-results. *frozen*: inference with the option `freeze`; what is computed of parameters once is not in it.
+Batch {batch}. `bert_base` has 128 tokens. `bert_base_1024` has 1024 tokens and no dropout in attention, which cuDNN's kernels do not
+support; `bert_base_1024_dropout` has it. `gpt_block_1024` is one block of GPT-2 with 1024 tokens.
+
+- *kernels*: the fusions, library calls and copies that one call launches. *moves*: the kernels that only copy, transpose or cast.
+- *memory*: MiB of temporary memory, without inputs and results.
+- *frozen*: inference with the option `freeze`, without the computations that depend only on parameters.
 """
 _COLUMNS = "| | program | kernels | moves | memory | custom calls |\n| --- | --- | ---: | ---: | ---: | --- |"
 

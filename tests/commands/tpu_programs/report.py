@@ -14,7 +14,7 @@ from .programs import CHIP
 
 PAGE = Path("docs/benchmarks/tpu-programs.md")
 
-_HEAD = """# What XLA makes of models for a TPU
+_HEAD = """# XLA's programs for models on a TPU
 
 Written by `make tpu-programs`: torch {torch}, jax {jax}, libtpu {libtpu}, compiled for one chip of {chip}, or for the 256 chips of
 v5e:16x16, on a machine without a TPU. Nothing was run, so there are no times. Figures are of one chip. *JAX* is the same computation

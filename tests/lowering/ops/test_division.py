@@ -71,7 +71,6 @@ CHAINS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("name", CHAINS)
 def test_divisions_are_not_merged(name: str) -> None:
     function, operands = CHAINS[name]
@@ -79,7 +78,6 @@ def test_divisions_are_not_merged(name: str) -> None:
     assert torch.equal(compiled(*operands), function(*operands))
 
 
-@pytest.mark.optimized
 def test_gradient_of_a_small_divisor_is_finite() -> None:
     def gradients(divide: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
         x, y = (torch.tensor(value, requires_grad=True) for value in ([1e-25, 2.0], [1e-20, 3.0]))

@@ -74,10 +74,10 @@ def classes(drawn: torch.Tensor, low: int, high: int) -> list[tuple[np.ndarray, 
 @pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(("low", "high"), RANGES)
 def test_integers_are_uniform(low: int, high: int) -> None:
-    def function(x: torch.Tensor, bound: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.randint(low, high, (N,)), torch.randint_like(x, low, high)
 
-    for drawn in compiled(function)(torch.zeros(N, dtype=torch.int64), torch.tensor(high)):
+    for drawn in compiled(function)(torch.zeros(N, dtype=torch.int64)):
         for counts, sizes in classes(drawn, low, high):
             assert deviation(counts, sizes) < MAX_DEVIATION
 

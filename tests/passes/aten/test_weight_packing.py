@@ -39,7 +39,10 @@ def frozen(net: Callable[..., Any], dump: Path, implementations: Mapping[str, st
 
 
 def count_packed(dump: Path) -> int:
-    """Returns the number of products and convolutions with packed weights in the dumped graphs (packed_linear, packed_convolution)."""
+    """Returns the number of products and convolutions with packed weights in the dumped graphs.
+
+    Their ops are dynaxla.packed_linear and dynaxla.packed_convolution; dynaxla.pack packs the weight.
+    """
     return sum(file.read_text().count(f"dynaxla.packed_{op}") for file in dump.glob("*.aten.txt") for op in ("linear", "convolution"))
 
 
@@ -156,8 +159,10 @@ def test_unknown_orders_are_not_packed(monkeypatch: pytest.MonkeyPatch, tmp_path
     x = torch.randn(4, 256)
     compiled = frozen(net, tmp_path)
     compiled(x)
+    assert_packed(tmp_path)
     internals.valid_packing(monkeypatch, lambda: False)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
+    assert count_packed(tmp_path) == 0, "the graph with plain weights replaces the dumped graph"
     monkeypatch.undo()
     internals.packings(monkeypatch, [weight_orders.Packing((0, 1), (1,), (40,))])
     other = nn.Linear(256, 201).requires_grad_(False)

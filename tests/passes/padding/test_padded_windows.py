@@ -160,7 +160,7 @@ CHANGING_ARGUMENTS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", CHANGING_ARGUMENTS)
 def test_changing_arguments(name: str) -> None:
-    run = compiled(CHANGING_ARGUMENTS[name])
+    run, before = compiled(CHANGING_ARGUMENTS[name]), counts()
     for size, width in ((7, 2), (11, 3), (9, 2)):
         found, expected = (torch.linspace(0.5, 2.5, 6 * size).view(2, 3, size).requires_grad_() for _ in range(2))
         for function, x in ((run, found), (CHANGING_ARGUMENTS[name], expected)):
@@ -168,3 +168,4 @@ def test_changing_arguments(name: str) -> None:
             (result * torch.linspace(1, 2, result.numel()).view(result.shape)).sum().backward()
         torch.testing.assert_close(run(found, width), CHANGING_ARGUMENTS[name](expected, width))
         torch.testing.assert_close(found.grad, expected.grad)
+    assert counts() == (before[0] + 6, before[1]), "each of the three sizes has a forward and a backward program"

@@ -13,7 +13,7 @@ from dynaxla.passes.padding.padding_rewrite import PaddingRewrite
 from dynaxla.passes.padding.valid_sizes import Extent, NoPaddingRule, size_of
 
 
-def rewriting(count: int = 1) -> tuple[PaddingRewrite, Node, Any]:
+def rewriting() -> tuple[PaddingRewrite, Node, Any]:
     """Returns the rewrite of a graph of x.exp(), the placeholder x, and the symbol of x's first size."""
     module = make_fx(lambda x: x.exp(), tracing_mode="symbolic")(torch.zeros(5, 7))
     (x,) = module.graph.find_nodes(op="placeholder")

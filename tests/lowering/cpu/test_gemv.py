@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dynaxla.lowering.cpu import gemv
+from dynaxla.lowering.cpu import gemv, onednn_support
 from support import internals
 
 
@@ -45,3 +45,31 @@ def test_choice_of_the_function(
     x, y = jax.numpy.zeros((2, rows, 32), dtype), jax.numpy.zeros((2, 32, 32), dtype)
     gemv.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
     assert called == ([function] if function else [])
+
+
+@pytest.mark.parametrize("is_over_last", [True, False])
+def test_large_bfloat16_operands_are_multiplied_by_onednn(is_over_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN takes several rows of a y in row-major order, if it supports the dtype on this processor."""
+    calls: list[str] = []
+    record = lambda x, y, *_: calls.append("onednn") or jax.numpy.matmul(x, y.mT if is_over_last else y)  # noqa: E731
+    monkeypatch.setattr(gemv, "_by_onednn", record)
+    for supported, rows, columns in [(True, 3, 2048), (False, 3, 2048), (True, 1, 2048), (True, 3, 64)]:
+        monkeypatch.setattr(gemv.onednn_support, "supports", lambda dtype, supported=supported: supported)
+        x, y = jax.numpy.ones((4, rows, 64), "bfloat16"), jax.numpy.ones((4, columns, 64), "bfloat16")
+        if not is_over_last:
+            y = y.mT
+        calls.append(str(supported and rows > 1 and columns > 64))
+        gemv.product(x, y, is_over_last, False, lax.Precision.HIGHEST)
+    assert calls == ["True", "onednn", "False", "False", "False"]
+
+
+@pytest.mark.skipif(not onednn_support.supports(jax.numpy.dtype("bfloat16")), reason="oneDNN has no bfloat16 on this processor")
+@pytest.mark.parametrize("is_over_last", [True, False])
+def test_products_by_onednn(is_over_last: bool) -> None:
+    generator = np.random.default_rng(0)
+    x, y = (jax.numpy.asarray(generator.standard_normal(shape), "bfloat16") for shape in ((4, 3, 64), (4, 2048, 64)))
+    expected = np.einsum("brn,bcn->brc", np.asarray(x, np.float64), np.asarray(y, np.float64))
+    y = y if is_over_last else y.mT
+    result = jax.jit(lambda x, y: gemv.product(x, y, is_over_last, False, lax.Precision.HIGHEST))(x, y)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)

@@ -67,8 +67,19 @@ PREFERRED = [
 
 
 @pytest.mark.parametrize(("dtype", "rows", "count", "preferred"), PREFERRED)
-def test_preferred(dtype: str, rows: int, count: int, preferred: bool) -> None:
+def test_preferred(dtype: str, rows: int, count: int, preferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    internals.processor(monkeypatch, intel=False)
     assert split_k_gemv.is_preferred(rows, count, jax.numpy.dtype(dtype)) == preferred
+
+
+def test_single_float32_rows_are_xlas_on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    internals.processor(monkeypatch, intel=True)
+    rows = [(3, "float32"), (1, "float32"), (1, "bfloat16")]
+    assert [split_k_gemv.is_preferred(count, 64 if count > 1 else 768, jax.numpy.dtype(dtype)) for count, dtype in rows] == [
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("is_over_last", [True, False])

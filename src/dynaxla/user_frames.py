@@ -14,7 +14,7 @@ from typing import TypeVar
 
 # Prefixes of the file names of generated code: torch.fx's code, and the interpreter's frozen modules.
 _GENERATED = ("<eval_with_key>", "<frozen ")
-# The folder of Python's standard library, and the folders of installed packages inside it.
+# The folder of Python's standard library, and the names of folders in it that contain installed packages.
 _LIBRARY, _INSTALLED = os.path.dirname(os.__file__) + os.sep, ("site-packages", "dist-packages")
 
 Error = TypeVar("Error", bound=BaseException)
@@ -65,7 +65,8 @@ def location_of(error: BaseException, inner: Sequence[traceback.FrameSummary] = 
 
     Args:
         error: the exception.
-        inner: the frames below the traceback's last one, outermost first, of code that TorchDynamo traced without running it.
+        inner: the frames that the last frame of the traceback has called, outermost first. TorchDynamo traces such frames without running
+            them, so they are not in the traceback.
     """
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
     found = [frame for frame in reversed(frames) if is_user_file(frame.filename)]
@@ -75,7 +76,7 @@ def location_of(error: BaseException, inner: Sequence[traceback.FrameSummary] = 
 
 
 def warn_deprecated(text: str) -> None:
-    """Issues a DeprecationWarning that names the innermost user frame as its place."""
+    """Issues a DeprecationWarning at the line of the innermost user frame."""
     frame = _innermost_frame()
     if frame is None:
         warnings.warn(text, DeprecationWarning, stacklevel=2)
@@ -86,7 +87,7 @@ def warn_deprecated(text: str) -> None:
 
 
 def is_verbose() -> bool:
-    """True if the user wants full tracebacks: torch's own setting, with the variable TORCHDYNAMO_VERBOSE."""
+    """True if the user wants full tracebacks, by torch's own setting `torch._dynamo.config.verbose` (variable TORCHDYNAMO_VERBOSE)."""
     from torch._dynamo import config
 
     return bool(config.verbose)
@@ -96,8 +97,8 @@ def with_user_frames_only(error: Error) -> Error:
     """Shortens the exception's traceback to the user's frames and the innermost frame, unless `is_verbose()`. Returns the exception."""
     from torch.compiler import disable
 
-    # TorchDynamo still traces new frames while torch handles an error of a call, and rejects generators, such as the one in
-    # `_excluded_prefixes`.
+    # If a call raises an error, TorchDynamo still traces the functions that handle the error. It rejects generators, such as the one in
+    # `_excluded_prefixes`, so the function runs without TorchDynamo.
     return error if is_verbose() else disable(_with_user_frames_only)(error)
 
 

@@ -54,7 +54,7 @@ def test_results_in_a_process_without_torch(tokens: tuple[nn.Module, ExportedMod
 
 
 def test_sums_that_xlas_default_options_compute_wrongly() -> None:
-    """With jaxlib 0.10.2 and AVX-512, the result was garbage: dynaxla.load compiled with XLA's default options."""
+    """With jaxlib 0.10.2 and AVX-512, XLA's default options give a wrong result, so exported programs are compiled with other options."""
 
     class Scores(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_failed_overwrite_keeps_the_old_model(
 def test_save_into_an_empty_directory_keeps_the_directory(
     overwrite: bool, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its inode and permissions stay the same, as a mount point and a working directory need."""
+    """The directory keeps its inode and permissions, as a mount point or a working directory must."""
     tmp_path.chmod(0o700)
     before = tmp_path.stat()
     monkeypatch.chdir(tmp_path)
@@ -150,13 +150,13 @@ def test_save_leaves_no_files_if_another_process_writes_to_the_directory(
     fsync = os.fsync
 
     def fsync_while_another_process_writes(file: int) -> None:
-        (tmp_path / "of another").touch()
+        (tmp_path / "other").touch()
         fsync(file)
 
     monkeypatch.setattr("os.fsync", fsync_while_another_process_writes)
     with pytest.raises(ArtifactError, match="another process writes to"):
         tokens[1].save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["of another"]
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 @pytest.mark.parametrize("last", ["program.mlirbc", "manifest.json"])
@@ -195,8 +195,8 @@ def _truncate(name: str) -> Callable[[Path], Any]:
 
 def _edit(**changes: Any) -> Callable[[Path], Any]:
     def edit(folder: Path) -> None:
-        facts = json.loads((folder / "manifest.json").read_bytes())
-        (folder / "manifest.json").write_text(json.dumps(facts | changes))
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
     return edit
 

@@ -1,4 +1,4 @@
-"""Tests of the page and the text of an explanation: they are complete, links have targets, and names are escaped."""
+"""Tests of the HTML page and the text of an explanation: both are complete, links have targets, and names are escaped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from dynaxla.explained.explanation import (
     Tensor,
 )
 
+# Text that must be escaped in HTML.
 MARKUP = '<script>alert("x")</script>&amp;'
+# HTML elements without an end tag.
 VOID = {"meta", "link", "br"}
 
 
@@ -67,6 +69,7 @@ class PageParser(HTMLParser):
 
 
 def example(name: str = "model") -> Explanation:
+    """Returns an explanation with an item of each kind. The texts that come from the user's code contain `name`."""
     line = Line(f"/home/user/{name}.py", 41, name, f"y = x @ {name}")
     graph = Graph(
         name="dynaxla_0_forward", phase="forward", ops={"aten.mm.default": 2, f"{name}::op": 1}, kinds={"matmul": 2}, parameters=(3, 4096),
@@ -100,7 +103,7 @@ def test_page_needs_no_other_files() -> None:
     assert "http" not in page
     assert "url(" not in page
     assert "@import" not in page
-    assert parsed.tags["svg"] == 2
+    assert parsed.tags["svg"] == 2  # bar charts of lines and of phases
     for needed in ("color-scheme: light dark", "prefers-color-scheme: dark", "@media print"):
         assert needed in page
 
@@ -134,7 +137,7 @@ def test_names_are_escaped() -> None:
 
 def test_advice_depends_on_the_explanation() -> None:
     explanation = example()
-    whats = " | ".join(advice.what for advice in explanation.advice)
+    all_advice = " | ".join(advice.what for advice in explanation.advice)
     for part in (
         "Fix this error",
         "mark_dynamic",
@@ -144,7 +147,7 @@ def test_advice_depends_on_the_explanation() -> None:
         "this line first",
         "one program",
     ):
-        assert part in whats, part
+        assert part in all_advice, part
     empty = replace(
         explanation, captured=(), breaks=(), recompilations=(), costs=(), ways=(), error="", later_seconds=None, xla_seconds=None, phases={}
     )
@@ -157,10 +160,11 @@ def test_tuning_is_not_advised_for_unmeasurable_implementations() -> None:
     (captured,) = explanation.captured
     (graph,) = captured.graphs
     implementations = [ChosenImplementation(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
-    for chosen in implementations, [*implementations, ChosenImplementation("convolution", "another", "onednn", ("xla",))]:
+    measurable = ChosenImplementation("convolution", "another problem", "onednn", ("xla",))
+    for chosen, advised_count in (implementations, 0), ([*implementations, measurable], 1):
         changed = replace(explanation, captured=(replace(captured, graphs=(replace(graph, implementations=tuple(chosen)),)),))
         advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
-        assert len(advised) == len(chosen) - 2
+        assert len(advised) == advised_count
         assert all(why.startswith("1 problem (convolution)") for why in advised)
         assert formatting.implementation_row(implementations[0])[-1] == "xla"
 

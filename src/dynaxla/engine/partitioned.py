@@ -44,7 +44,7 @@ class PartitionedProgram:
 
     Args:
         graph: The graph of global tensors.
-        interpreter: The graph's interpreter, without torch kernels.
+        interpreter: The graph's interpreter. It must have been made with `kernels=False`: torch's kernels cannot run on global tensors.
         options: The options of the compilation.
         mesh: The mesh of processes.
         input_specs: The shardings of inputs, by position.
@@ -119,9 +119,10 @@ class PartitionedProgram:
             for position, node in enumerate(interpreter.placeholders)
         }
         avals = [
-            jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype, sharding=self._sharding(specs[position]))
-            for position, spec in function.specs.items()
+            jax.ShapeDtypeStruct(tensor_spec.shape, tensor_spec.jax_dtype, sharding=self._sharding(specs[position]))
+            for position, tensor_spec in function.specs.items()
         ]
+        # A forward graph may save an input itself for the backward graph.
         for position, node in enumerate(interpreter.placeholders):
             self._saved_specs.setdefault(node.name, specs[position])
 
@@ -150,10 +151,11 @@ class PartitionedProgram:
         Args:
             traced: The traced program.
             avals: The shapes and dtypes that it was traced with.
-            settings: torch's settings.
+            settings: torch's settings of precision and determinism.
             requested: The shardings of the results; None for a result whose sharding XLA chooses.
 
-        Returns: the shardings of the results, the program, its device, and a function that creates the context manager for each run.
+        Returns: the shardings of the results, the program, its device, and a function that returns the context for one run of the program
+            (`ProgramCollectives.running`).
         Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
         """
         shardings = [None if spec is None else self._sharding(spec) for spec in requested]
@@ -169,7 +171,7 @@ class PartitionedProgram:
         specs = [spec if spec is not None else sharding.spec for spec, (_, sharding) in zip(requested, chosen, strict=True)]
         shapes = [info.shape for info in jax.tree.leaves(traced.out_info)]
         is_uneven = [not _divides_evenly(self._sharding(spec), shape) for spec, shape in zip(specs, shapes, strict=True)]
-        if any(is_uneven):  # the partitioner pads uneven shards, and the next program would take the padding for data
+        if any(is_uneven):  # the partitioner pads uneven shards, and the next program would read the padding as data
             replicated = [PartitionSpec() if uneven else spec for uneven, spec in zip(is_uneven, specs, strict=True)]
             if replicated == list(requested):
                 raise CompilationError(
@@ -183,8 +185,8 @@ class PartitionedProgram:
     ) -> tuple[process_networks.Network, programs.XlaProgram]:
         """Compiles the program for these processes.
 
-        XLA's partitioner may use collectives over any subset of the processes. After a compilation, the missing connections are known, and
-        the program is compiled again for a network that has them.
+        XLA's partitioner may use collectives over any subset of the processes. A compiled program shows which subsets these are. If the
+        network lacks connections for some of them, the program is compiled again for a network that has these connections.
 
         Returns: the network, with connections for all of the program's collectives, and the program.
         """
@@ -210,7 +212,7 @@ class PartitionedProgram:
 
 
 class _Binding:
-    """See `buffers.protocol.Binding`. Tensors are this process's shards. Contiguous ones are aliased, and others are copied."""
+    """See `buffers.protocol.Binding`. Tensors are this process's shards. Arrays alias contiguous tensors. Other tensors are copied."""
 
     donates_inputs = False
 

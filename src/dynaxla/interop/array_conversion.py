@@ -212,8 +212,8 @@ class ArrayScope:
             ]
         if any(map(is_tracer, results)):
             raise UnsupportedTensor(
-                f"{self._name} was called with tensors outside of JAX, and returned a JAX tracer: it reads an argument of a function "
-                "under jax.jit, jax.grad or jax.vmap",
+                f"{self._name} was called with tensors outside of JAX, and returned a JAX tracer: its code reads an argument of a "
+                "function under jax.jit, jax.grad or jax.vmap",
                 hint="call dynaxla.device.enable(), and pass that argument as a tensor: dynaxla.as_torch(x)",
             )
         jax.block_until_ready(results)

@@ -421,7 +421,8 @@ def _checked(value: Any, name: str) -> Any:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_meta or not dtypes.is_supported(value.dtype):
         description = f"{value.dtype} {value.layout} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise UnsupportedTensor(
-            f"{name} is {description}", hint="an exported program takes dense tensors of a dtype that JAX has, with values"
+            f"{name} cannot be exported: it is {description}",
+            hint="use a dense tensor with values (not on the device meta), of a dtype that JAX has",
         )
     return value
 

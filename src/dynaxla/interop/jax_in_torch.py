@@ -22,6 +22,7 @@ from . import jax_calls
 from .array_conversion import ArrayScope, check_operands, is_tracer, x64_enabled
 from .jax_calls import JaxCall
 
+# The numbers of `JaxInTorch` objects (see `_GuardValues`).
 _numbers = itertools.count(1)
 
 
@@ -59,7 +60,7 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
 
 @guards.guards_its_state
 class JaxInTorch:
-    """The implementation of a function of `to_torch`.
+    """The implementation of a function that `to_torch` returns.
 
     Attributes:
         __wrapped__: The JAX function.
@@ -94,6 +95,7 @@ class JaxInTorch:
         flat_function = self._flat_functions.get(key)
         if flat_function is None:
             flat_function = self._flat_functions[key] = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)
+        # The op makes its fake results from its first operand. `_FlatFunction` ignores the operand of a call without tensors.
         results = apply(flat_function.call.traced_call(), tensors or [torch.zeros(())])
         return flat_function.unflatten(results, jax_calls.avals_of(tensors))
 
@@ -125,7 +127,7 @@ class _GuardValues:
 
     def __getattr__(self, name: str) -> Callable[[], str]:
         if not name.startswith("of_"):
-            raise AttributeError(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         function = _functions_by_number.get(int(name.removeprefix("of_")))
         return str if function is None else function.guard_value
 
@@ -138,7 +140,7 @@ class _FlatFunction:
 
     Args:
         function: The JAX function.
-        tree: The nesting of its arguments.
+        tree: The pytree structure of its arguments.
         leaves: The leaves of its arguments.
         name: The function's name, for errors.
         x64: True if the function runs with JAX's 64-bit types enabled.
@@ -201,7 +203,7 @@ class _AutogradCall:
     Attributes:
         call: The call.
         wanted: The positions of the operands whose gradients are needed; () if they are not known before the backward pass.
-        pullback: Computes these gradients from the cotangents of the inexact results. None: the backward pass uses the call's derivative.
+        pullback: Computes these gradients from the cotangents of the inexact results. None: the backward pass runs `JaxCall.backward`.
     """
 
     call: JaxCall
@@ -212,8 +214,8 @@ class _AutogradCall:
 class _Differentiable(torch.autograd.Function):
     """A call whose gradients JAX computes.
 
-    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. A backward pass that is traced, or is itself
-    differentiated, uses the call's derivative as a separate call instead.
+    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. If the backward pass is traced, or is
+    itself differentiated, it runs `JaxCall.backward` instead.
     """
 
     @staticmethod
@@ -277,7 +279,7 @@ def _plain_number(leaf: Any) -> Any:
 
 
 def _cache_key(leaf: Any) -> Any:
-    """Returns a hashable key of an argument's leaf. Equal leaves have equal keys, but the key of a leaf that may change is always new."""
+    """Returns a hashable key of an argument's leaf. Equal leaves have equal keys, except that a mutable leaf has a new key in each call."""
     if isinstance(leaf, jax.Array):
         return identity_of(leaf)
     found = fingerprint(leaf)
@@ -289,6 +291,6 @@ def _refuse_tracers(leaves: Sequence[Any], name: str) -> None:
     for leaf in leaves:
         if is_tracer(leaf):
             raise UnsupportedTensor(
-                f"{name} was called with a JAX tracer while torch is tracing, too",
-                hint="pass it as a tensor: dynaxla.as_torch(x)",
+                f"{name} was called with a JAX tracer inside a function that torch traces",
+                hint="pass the tracer as a tensor: dynaxla.as_torch(x)",
             )

@@ -454,7 +454,7 @@ def _argument_dtype(dtype: Any, narrow: bool) -> torch.dtype:
     try:
         torch_dtype = dtypes.to_torch(np.dtype(dtype))
     except (KeyError, TypeError):
-        raise ArgumentError(f"torch has no dtype {dtype}") from None
+        raise ArgumentError(f"an array among the arguments has the dtype {dtype}, which has no counterpart in torch") from None
     return torch.int64 if narrow and torch_dtype == torch.int32 else torch_dtype
 
 

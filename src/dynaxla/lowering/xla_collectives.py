@@ -27,8 +27,8 @@ from .fallback import call_back
 
 # The reductions of all_reduce and reduce_scatter. For other reductions and dtypes, torch's own collective is called.
 _REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "avg": jnp.sum, "product": jnp.prod, "max": jnp.max, "min": jnp.min}
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-_REDUCED = (*_FLOATS, "int8", "uint8", "int32", "int64")
+_FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_REDUCIBLE_DTYPES = (*_FLOAT_DTYPES, "int8", "uint8", "int32", "int64")
 
 
 def lower(
@@ -82,7 +82,7 @@ def keep_collectives(ctx: Context) -> None:
 
 def _is_supported(op_name: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
     if op_name.startswith(("all_reduce", "reduce_scatter")):
-        return str(array.dtype) in (_FLOATS if settings[0] == "avg" else _REDUCED) and settings[0] in _REDUCTIONS
+        return str(array.dtype) in (_FLOAT_DTYPES if settings[0] == "avg" else _REDUCIBLE_DTYPES) and settings[0] in _REDUCTIONS
     if op_name == "all_to_all_single":
         received, sent = map(list, settings)
         return received == sent and len(set(sent)) == 1
@@ -96,8 +96,8 @@ def _in_order(ctx: Context, collective: Callable[[jax.Array], jax.Array], x: jax
         opaque_false &= ctx.effect_token[0] != 0
     start, end = (0,) * x.ndim, (1,) * x.ndim  # the slice of the first element
     first = lax.slice(x, start, end)
-    # The operands of the select differ, so that XLA cannot simplify the select to a constant. XLA assumes that constants are equal in all
-    # processes, and would not communicate them.
+    # The operands of the select differ, so that XLA cannot simplify the select to a constant. XLA assumes that a constant is equal in all
+    # processes, and would compute the collective's result without communication.
     first = lax.select(opaque_false, (first == 0).astype(x.dtype), first)
     result = collective(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
     ctx.effect_token = lax.slice(result, (0,) * result.ndim, (1,) * result.ndim).reshape(1).astype(bool).astype(jnp.uint8)
@@ -168,4 +168,5 @@ _COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
     "reduce_scatter_tensor_coalesced": _reduce_scatter,
     "shard_dim_alltoall": _shard_dim,
 }
+# The HLO op of each of these functions. All other functions use an all-to-all.
 _XLA_OPS = {_all_gather: "all-gather", _all_reduce: "all-reduce", _broadcast: "all-reduce"}

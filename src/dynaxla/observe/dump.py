@@ -1,7 +1,7 @@
 """Writes the stages of each compiled graph to files, and logs them to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
 
-The files hold XLA's full text. The log is for people: it omits the tables of files, functions and stack frames before an HLO module
-(which are longer than the module), the metadata of each instruction, and the bytes of large constants.
+The files have the full text of each stage. The log is for people: it omits the tables of files, functions and stack frames before an HLO
+module (which are longer than the module), the metadata of each instruction, and the bytes of large constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("dynaxla")
 
 
 def prepare(directory: str | os.PathLike[str]) -> Path:
-    """Creates the directory. Raises: OSError if it cannot be created or written."""
+    """Creates the directory, and checks that files can be written there. Raises: OSError if not."""
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):

@@ -3,8 +3,8 @@
 Each rewrite is a `Pass`: a function of a graph, with an invariant that holds for the rewritten graph. Code that rewrites a graph calls one
 of these passes. `dynaxla.explain` and the option `dump` show the number of nodes before and after each pass.
 
-Passes of level "dynamo" run when the backend receives a graph, "joint" passes while AOTAutograd divides the joint graph of a training
-step, "aten" passes before a graph is compiled, and "jaxpr" passes for each combination of sizes.
+Passes of level "dynamo" run when the backend receives a graph, "joint" passes when AOTAutograd splits the joint graph into a forward
+and a backward graph, "aten" passes before a graph is compiled, and "jaxpr" passes for each program, that is for each combination of sizes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Pass(Generic[Parameters, Result]):
 
     Attributes:
         name: the name that reports show.
-        level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr".
-        function: takes the graph as its first argument. Either changes this graph and returns nothing, or returns a result with the
-            rewritten graph, or returns None for a graph that needs no change.
+        level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr". A pass that runs at two levels has both, separated by a comma.
+        function: takes the graph as its first argument. A function that rewrites this graph in place returns None. Any other function
+            returns a result with the rewritten graph, or None for a graph that needs no change.
         invariant: a statement that holds after the pass.
         graphs: takes the function's result, and returns the graphs whose sizes are reported.
     """
@@ -100,7 +100,9 @@ COMPOSITES = Pass(
 
 DETOURS = Pass("detours", "joint, aten", remove_detours, "Each op except copies has its operands on one device, where this is possible.")
 SAVED_CLONES = Pass("saved_clones", "joint", save_clones, "The forward graph saves a clone of each input that the user's code mutates.")
-REGATHER = Pass("regather", "joint", regather_parameters, "The backward graph recomputes values that are all-gathered from parameters.")
+REGATHER = Pass(
+    "regather", "joint", regather_parameters, "The backward graph all-gathers parameters again, unless the user's policy saves them."
+)
 KEYED_DRAWS = Pass(
     "keyed_draws", "joint", key_recomputed_ops, "A random op that is recomputed draws from a saved key or a saved generator state."
 )
@@ -113,7 +115,10 @@ SAVED_VIEWS = Pass(
 RESTORED_DRAWS = Pass("restored_draws", "joint", finish_partitioned, "Every node has a fake value, and every keyed op has a key.")
 
 LATE_WRITES = Pass(
-    "late_writes", "aten", split_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
+    "late_writes",
+    "aten",
+    split_late_writes,
+    "Nothing can fail after the first late write, and no written value depends on an earlier late write.",
 )
 PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No input is a number on which only other numbers depend.")
 FREEZE = Pass(
@@ -130,13 +135,13 @@ DEVICE_ORDER = Pass("device_order", "aten", assign_devices, "Each node has one d
 SPLIT = Pass("split", "aten", split, "A compiled part has one device, and no node that a program cannot contain.")
 PADDING = Pass("padding", "aten", pad, "With rounded sizes, no valid element of a result depends on padding.")
 
-PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a separate program, which runs before any write.")
 TRANSPOSES = Pass("transposes", "jaxpr", defer_transposes, "Transposes are only before ops and results that need them.")
-BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "All values are the same to the last bit, with fewer roundings.")
+BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "All values stay the same to the last bit, with fewer roundings.")
 PARTITIONABLE = Pass(
     "partitionable", "jaxpr", partitionable, "No branch depends on the platform, and dimensions are merged only where an op needs it."
 )
-SHARDED = Pass("sharded", "jaxpr", sharded_as, "The results have the shardings of the buffers.")
+PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a separate program, which runs before any write.")
+SHARDED = Pass("sharded", "jaxpr", sharded_as, "Each result has the sharding that the caller requests, if any.")
 OPEN_LAYOUTS = Pass("open_layouts", "jaxpr", with_open_layouts, "XLA chooses the layouts of open arrays; others are row-major.")
 
 # All passes, in the order in which they run.

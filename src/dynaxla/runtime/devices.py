@@ -49,7 +49,7 @@ def platform_of(device: torch.device) -> str:
         return platform_name(jax_device(device))
     raise UnsupportedTensor(
         f"a tensor on device {str(device)!r} cannot be handed to XLA",
-        hint="dynaxla takes tensors on cpu and cuda; move the model and its inputs there",
+        hint="move the model and its inputs to the CPU, to CUDA or to the device jax",
     )
 
 

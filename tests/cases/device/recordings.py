@@ -1,4 +1,4 @@
-"""Lazy mode on the device gives the CPU's results, with few programs."""
+"""Checks that lazy mode on the device "jax" gives the CPU's results, with few programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_recorded(tensor: torch.Tensor) -> bool:
 
 
 def _counts(function: Callable[[], Any]) -> dict[str, int]:
-    """Returns by how much each counter rises while the function runs."""
+    """Returns the increase of each counter during a call of the function."""
     before = metrics.snapshot()
     function()
     return {name: count - before.get(name, 0) for name, count in metrics.snapshot().items() if count != before.get(name, 0)}
@@ -134,12 +134,12 @@ def check_values_without_references_are_not_computed() -> None:
         last = middle[0] * 2
         view = middle.t()[:1]
         del middle
-        assert _result_counts(dynaxla.device.sync) == [2]
+        assert _result_counts(dynaxla.device.sync) == [2]  # `last`, and the storage of `middle`, which `view` shares
     assert (kept.tolist(), view.tolist(), last.tolist()) == ([[5] * 4] * 4, [[2] * 4], [4] * 4)
 
 
 def check_recordings_reuse_programs() -> None:
-    """The second recording compiles nothing, whatever the numbers. 0.0 and -0.0, 1 and True, alpha=1 and other values differ."""
+    """A recording with other numbers compiles nothing. Numbers that compare equal, such as 0.0 and -0.0 or 1 and True, are not confused."""
     x = torch.linspace(-1, 1, 6).to("jax")
 
     def compute(number: float) -> list[torch.Tensor]:
@@ -271,7 +271,7 @@ def check_ops_while_a_recording_runs() -> None:
 
 
 def check_number_of_programs_of_one_recording_is_bounded() -> None:
-    """Values that are needed may change at random, as Python frees objects in cycles at any time. Few programs are compiled."""
+    """Few programs are compiled, although Python may free reference cycles at any time, and so each run may need other values."""
     x = torch.arange(4.0, device="jax")
 
     def keep(needed_bits: int) -> int:
@@ -360,7 +360,7 @@ def check_array_that_another_thread_borrows_while_an_op_is_recorded() -> None:
 
 
 def check_long_recordings_run() -> None:
-    most = lazy_mode.MAX_OPS
+    max_ops = lazy_mode.MAX_OPS
     lazy_mode.MAX_OPS = 50
     try:
         with dynaxla.device.lazy():
@@ -370,7 +370,7 @@ def check_long_recordings_run() -> None:
         assert done["found_compiled"] == 2
         assert x.tolist() == [210, 210]
     finally:
-        lazy_mode.MAX_OPS = most
+        lazy_mode.MAX_OPS = max_ops
 
 
 def check_recordings_leave_no_objects() -> None:
@@ -386,9 +386,8 @@ def check_recordings_leave_no_objects() -> None:
         gc.collect()
         return len(gc.get_objects()), len(lazy_programs.jax.live_arrays())
 
-    before = loop(200)
-    after = loop(400)
-    assert all(late <= early + 20 for late, early in zip(after, before, strict=True)), (before, after)
+    short_loop, long_loop = loop(200), loop(400)
+    assert all(late <= early + 20 for early, late in zip(short_loop, long_loop, strict=True)), (short_loop, long_loop)
 
 
 def check_metrics() -> None:
@@ -400,7 +399,7 @@ def check_metrics() -> None:
     y.nonzero()
     values = {name: dynaxla.metrics.counter_value(name) for name in ("CachedCompile", "aten::nonzero", "lazy_ops")}
     assert values == {"CachedCompile": 2, "aten::nonzero": 1, "lazy_ops": 6}
-    assert [dynaxla.metrics.metric_data(name)[0] for name in ("ExecuteTime",)] == [3]
+    assert dynaxla.metrics.metric_data("ExecuteTime")[0] == 3
     assert "Counter: aten::nonzero" in dynaxla.metrics.report()
 
 
@@ -415,7 +414,7 @@ class _Net(nn.Module):
 
 
 def check_training_steps_are_one_program() -> None:
-    """From the third step on, each step runs one program and compiles none, whatever the learning rate. Weights are the CPU's."""
+    """From the third step on, each step runs one program and compiles none, whatever the learning rate. Weights are as on the CPU."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
         lambda parameters: torch.optim.Adam(parameters, lr=1e-2, foreach=True),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -423,7 +422,7 @@ def check_training_steps_are_one_program() -> None:
     ]
     for make in makers:
         on_cpu = _Net()
-        on_cpu.head[2].p = 0.0
+        on_cpu.head[2].p = 0.0  # the two devices draw different random numbers
         on_device = copy.deepcopy(on_cpu).to("jax")
         losses = [_train(on_cpu, make, "cpu", []), _train(on_device, make, "jax", counts := [])]
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)

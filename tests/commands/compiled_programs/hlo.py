@@ -1,4 +1,4 @@
-"""Parses the text of an optimized program into computations and instructions."""
+"""Parses the HLO text of a compiled program into computations and instructions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-# Opcodes that launch nothing.
-_FREE = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
+# Opcodes for which a run launches nothing.
+_NOT_LAUNCHED = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
 # Opcodes whose result has the operand's numbers, in another order or dtype.
 _MOVES = frozenset(["copy", "transpose", "reshape", "convert", "copy-start"])
 
-_START = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -24,9 +24,9 @@ class Instruction:
     Attributes:
         name: The instruction's name.
         opcode: The opcode, such as "fusion".
-        called: The name of the computation of a fusion or call; otherwise "".
+        called: The name of the computation that the instruction calls or applies, as a fusion, a call or a reduction does; otherwise "".
         target: The target of a custom call; otherwise "".
-        line: The text after the "=".
+        line: The text of the line after the "=".
     """
 
     name: str
@@ -45,11 +45,11 @@ class Module:
 
     @staticmethod
     def parse(text: str) -> Module:
-        """Parses a text. Raises ValueError if it has no entry computation."""
+        """Parses HLO text. Raises: ValueError for text without an entry computation."""
         computations: dict[str, list[Instruction]] = {}
         entry, current = None, None
         for line in text.splitlines():
-            if start := _START.match(line):
+            if start := _COMPUTATION.match(line):
                 current = computations.setdefault(start[2], [])
                 entry = current if start[1] else entry
             elif current is not None and (match := _INSTRUCTION.match(line)):
@@ -57,7 +57,7 @@ class Module:
             elif line == "}":
                 current = None
         if entry is None:
-            raise ValueError("no entry computation")
+            raise ValueError("the text has no entry computation")
         return Module(entry, computations)
 
     @property
@@ -70,7 +70,7 @@ class Module:
         for instruction in computation:
             if instruction.opcode == "call":
                 launched += self._launched(self.computations[instruction.called])
-            elif instruction.opcode not in _FREE and not instruction.opcode.endswith("-done"):
+            elif instruction.opcode not in _NOT_LAUNCHED and not instruction.opcode.endswith("-done"):
                 launched.append(instruction)
         return launched
 
@@ -78,16 +78,16 @@ class Module:
         """True if an instruction only moves or casts numbers: a copy, transpose or cast, or a fusion of nothing else."""
         if instruction.opcode != "fusion":
             return instruction.opcode in _MOVES
-        opcodes = {inner.opcode for inner in self.computations[instruction.called]} - _FREE
+        opcodes = {inner.opcode for inner in self.computations[instruction.called]} - _NOT_LAUNCHED
         return bool(opcodes) and opcodes <= _MOVES
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of a program.
+    """Numbers of launches of a program.
 
     Attributes:
-        kernels: The number of launches.
+        kernels: The number of all launches.
         moves: The number of launches that only copy, transpose or cast.
         calls: The number of custom calls, by target.
     """
@@ -119,4 +119,4 @@ def _after_type(text: str) -> str:
         depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0:
             return text[index + 1 :].lstrip()
-    raise ValueError(f"an unfinished type: {text[:80]}")
+    raise ValueError(f"the parentheses of a type are not closed: {text[:80]}")

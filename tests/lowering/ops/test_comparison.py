@@ -23,8 +23,8 @@ def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
     check_each([lambda x, n=n: torch.ops.aten.eq.Scalar(x, n) for n in (0, 1, 0.5)], x)
 
 
-# torch 2.11 ignores an upper bound of nan without a lower bound.
-NAN_ABOVE = () if IS_OLDEST else ((None, math.nan),)
+# A clamp to an upper bound of nan alone. torch 2.11 ignores this bound.
+NAN_UPPER_BOUND = () if IS_OLDEST else ((None, math.nan),)
 
 
 @pytest.mark.sample(usual=2)
@@ -37,7 +37,7 @@ def test_clamp(dtype: torch.dtype) -> None:
         lambda x, low, high: torch.clamp(x, max=high),
         lambda x, low, high: torch.clamp(x, high, low),
     ]
-    for bounds in ((1, 5), (None, 2), (2, None), (0.5, 2.5), (5, 1), (-math.inf, 3.0), (math.nan, 1.0), *NAN_ABOVE):
+    for bounds in ((1, 5), (None, 2), (2, None), (0.5, 2.5), (5, 1), (-math.inf, 3.0), (math.nan, 1.0), *NAN_UPPER_BOUND):
         functions.append(lambda x, low, high, bounds=bounds: torch.clamp(x, *bounds))
     check_each(functions, torch.cat([specials(dtype), make(dtype, 30)]), make(dtype, 1), make(dtype, 2, 1))
 

@@ -66,6 +66,6 @@ def test_long_rows(rows: int, count: int) -> None:
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_scaled_scores(name: str, dtype: torch.dtype) -> None:
-    """A fused multiply-add of the scale and the subtraction of the maximum would give infinite weights or none, and so NaN."""
+    """Rounds the scaled scores before the maximum is subtracted: one fused multiply-add would give infinite or no weights, and so NaN."""
     scores = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0), dtype=dtype) * (1e10 if dtype == torch.float32 else 1e19)
     check(lambda x: getattr(x * 0.3535, name)(-1), scores)

@@ -17,7 +17,7 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture(params=[False, True], ids=["short", "wide"], autouse=True)
-def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def wide_vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True if the processor seems to have 512-bit vectors."""
     internals.processor(monkeypatch, wide_vectors=request.param)
     is_wide: bool = request.param
@@ -34,12 +34,13 @@ def assert_same(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_rounding() -> None:
-    """Rounds all kinds of float32 values: ties, the largest numbers, infinities, NaNs, subnormal numbers."""
+    """Rounds float32 values of all kinds but subnormal numbers: ties, the largest numbers, infinities, NaNs."""
     bits = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32)
+    # Powers of two of both signs, and infinities. Adding the constants below gives ties, their neighbors and NaNs.
     edges = np.array([[exponent << 23, sign << 31] for exponent in range(256) for sign in range(2)], np.uint32).sum(1, dtype=np.uint32)
     ties = (edges[:, None] + np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0x17FFF, 0x18000, 0x7FFFFF], np.uint32)).ravel()
     x = torch.from_numpy(np.concatenate([bits, ties]).view(np.float32))
-    # XLA replaces subnormal numbers by zeros.
+    # XLA replaces subnormal numbers by zeros, so the test has 1 or -1 in place of each.
     x = torch.where(x.abs() < torch.finfo(torch.float32).tiny, x.sign(), x)
     assert_same(compiled(lambda x: x.bfloat16())(x), x.bfloat16())
     assert_same(compiled(lambda x: x.bfloat16().float() + 1)(x), x.bfloat16().float() + 1)
@@ -75,7 +76,7 @@ def test_functions(name: str) -> None:
     x[0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0], dtype=BF16)
     results, expected = compiled(FUNCTIONS[name])(x, y), FUNCTIONS[name](x, y)
     for result, wanted in zip(*([item] if isinstance(item, torch.Tensor) else item for item in (results, expected)), strict=True):
-        if name in ("sum", "a scalar"):
+        if name in ("sum", "a scalar"):  # the order of additions differs
             torch.testing.assert_close(result, wanted, equal_nan=True, rtol=1e-2, atol=1e-2)
         else:
             assert_same(result, wanted)
@@ -83,11 +84,11 @@ def test_functions(name: str) -> None:
 
 def test_gradients() -> None:
     torch.manual_seed(0)
-    mine = [torch.randn(8, 8, dtype=BF16, requires_grad=True) for _ in range(2)]
-    theirs = [tensor.detach().clone().requires_grad_() for tensor in mine]
-    for run, tensors in ((compiled(FUNCTIONS["clamp"]), mine), (FUNCTIONS["clamp"], theirs)):
+    compiled_inputs = [torch.randn(8, 8, dtype=BF16, requires_grad=True) for _ in range(2)]
+    eager_inputs = [tensor.detach().clone().requires_grad_() for tensor in compiled_inputs]
+    for run, tensors in ((compiled(FUNCTIONS["clamp"]), compiled_inputs), (FUNCTIONS["clamp"], eager_inputs)):
         run(*tensors).backward(torch.full((8, 8), 1.5, dtype=BF16))
-    for tensor, other in zip(mine, theirs, strict=True):
+    for tensor, other in zip(compiled_inputs, eager_inputs, strict=True):
         assert tensor.grad is not None
         assert other.grad is not None
         assert_same(tensor.grad, other.grad)
@@ -101,9 +102,10 @@ def test_control_flow() -> None:
         assert_same(compiled(run)(x), run(x))
 
 
-def test_clamp_needs_no_rounding_of_its_own(vectors: bool, tmp_path: Path) -> None:
+def test_clamp_needs_no_rounding_of_its_own(wide_vectors: bool, tmp_path: Path) -> None:
     x = torch.randn(64, 64, dtype=BF16)
     compiled(lambda x: (x * 1.5).clamp(0, 6), dump=tmp_path)(x)
     (program,) = tmp_path.glob("*.stablehlo.mlir")
     text = program.read_text()
-    assert (text.count("bitcast_convert"), text.count("reduce_precision")) == ((2, 0) if vectors else (0, 1))
+    # The product is rounded once: by bit arithmetic on wide vectors, otherwise by XLA.
+    assert (text.count("bitcast_convert"), text.count("reduce_precision")) == ((2, 0) if wide_vectors else (0, 1))

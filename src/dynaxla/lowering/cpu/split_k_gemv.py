@@ -2,11 +2,15 @@
 
 Examples are attention scores, and linear layers with one row.
 
-XLA:CPU's dot reads long float32 operands at a third of memory bandwidth if x has several rows. If x has one row, it reads them at five
-sixths of it on AMD processors; on an Intel Xeon (AVX-512, 2026-11-30, jaxlib 0.10.2) it takes 0.75 to 0.8 of the time of the products here.
-The dot first converts whole operands of half types. Here each vector is split into chunks (split-K). The elementwise products of all chunks
-are added to one chunk of sums. This step is vectorized, and reads y once, in memory order, for any number of rows of x. Then the elements
-of the chunk of sums are added.
+XLA:CPU's dot has these limits:
+
+- If x has several rows, the dot reads long float32 operands at a third of memory bandwidth.
+- If x has one row, the dot reads them at five sixths of memory bandwidth on AMD processors. On Intel processors the dot is faster: it takes
+  0.75 to 0.8 of the time of the products of this module (Xeon with AVX-512, 2026-11-30, jaxlib 0.10.2).
+- The dot first converts whole operands of half types to float32.
+
+This module splits each vector into chunks (split-K), and adds the elementwise products of all chunks to one chunk of sums. This step is
+vectorized, and reads y once, in memory order, for any number of rows of x. Then the elements of the chunk of sums are added.
 
 If x has several rows, y is processed in blocks of a few thousand vectors, so that the intermediate sums of a block stay in the processor's
 inner caches. To write all of them to memory and to read them would take as long as to read y.
@@ -27,12 +31,13 @@ from .materialize import in_memory
 # For several rows, a vector is split into _CHUNKS chunks, or into fewer chunks of length _SHORTEST_CHUNK.
 _CHUNKS = 16
 _SHORTEST_CHUNK = 8
-# The chunks of sums are written and read again. There must be at least this many elements of y for each of their elements.
+# For several rows, the chunks of sums are written to memory and read again, so they must be small: at least this many elements of a vector
+# for each element of the vector's chunks of sums.
 _MIN_ELEMENTS_PER_SUM = 2
-# For a single row, a vector is split into parts of _FEWEST_CHUNKS to _MOST_CHUNKS chunks of length _CHUNK_LENGTH, the length of the widest
-# registers. With more chunks, XLA's loop takes three times as long. If a vector cannot be split so, it is split as for several rows. For
-# vectors shorter than _MIN_SINGLE_ROW_LENGTH, XLA's dot and the products of gemv.py are faster.
-_CHUNK_LENGTH = 16
+# For a single row, a vector is split into parts of _FEWEST_CHUNKS to _MOST_CHUNKS chunks of length _SINGLE_ROW_CHUNK_LENGTH, the length of
+# the widest registers. With more chunks, XLA's loop takes three times as long. A vector that cannot be split so is split as for several
+# rows. For vectors shorter than _MIN_SINGLE_ROW_LENGTH, XLA's dot and the products of gemv.py are faster.
+_SINGLE_ROW_CHUNK_LENGTH = 16
 _FEWEST_CHUNKS, _MOST_CHUNKS = 8, 24
 _MIN_SINGLE_ROW_LENGTH = 256
 # The number of vectors of y per block and thread.
@@ -41,18 +46,18 @@ _BLOCK = 1024
 
 def is_preferred(rows: int, count: int, dtype: DType) -> bool:
     """True if `product` is expected to be the fastest for `rows` rows of `count` elements each."""
-    if not dtypes.is_float(dtype) or count % _length(count):
+    if not dtypes.is_float(dtype) or count % _chunk_length(count):
         return False
     if rows > 1:
-        return dtype == np.float32 and rows * _length(count) * _MIN_ELEMENTS_PER_SUM <= count
+        return dtype == np.float32 and rows * _chunk_length(count) * _MIN_ELEMENTS_PER_SUM <= count
     if not is_long(count):
         return False
     return dtype.itemsize == 2 or (dtype == np.float32 and _in_parts(count) is not None and not machine.is_intel())
 
 
 def is_long(count: int) -> bool:
-    """True if `product` is faster than other products for a single row of `count` elements if y is computed in the same loop."""
-    return count >= _MIN_SINGLE_ROW_LENGTH and count % _length(count) == 0
+    """True if, for y that XLA computes in the same loop, `product` is the fastest for a single row of `count` elements."""
+    return count >= _MIN_SINGLE_ROW_LENGTH and count % _chunk_length(count) == 0
 
 
 def product(x: Array, y: Array) -> Array:
@@ -66,29 +71,34 @@ def product(x: Array, y: Array) -> Array:
         return _single_row(x, y)
     (batch, rows, _), columns = x.shape, y.shape[1]
     block = _BLOCK * torch.get_num_threads()
-    batches = max((size for size in range(1, batch + 1) if batch % size == 0 and size * columns <= block), default=1)
-    parts = -(-columns // block)
-    length = -(-columns // parts)
-    if batches == batch and parts == 1:
+    batches_per_block = max((size for size in range(1, batch + 1) if batch % size == 0 and size * columns <= block), default=1)
+    blocks_per_batch = -(-columns // block)
+    columns_per_block = -(-columns // blocks_per_batch)
+    if batches_per_block == batch and blocks_per_batch == 1:
         return _several_rows(x, y)
 
     def compute_block(block_index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Computes one block. If the last block of a batch would be shorter, it starts earlier and overlaps the previous one."""
+        """Computes one block.
+
+        If the last block of a batch would be shorter, dynamic_slice makes it start earlier, so that it overlaps the previous block.
+        """
         out, x = state
         block_index = lax.convert_element_type(block_index, np.int32)
-        batch_start, column_start = (function(block_index, np.int32(parts)) for function in (lax.div, lax.rem))
-        batch_start, column_start, zero = lax.mul(batch_start, np.int32(batches)), lax.mul(column_start, np.int32(length)), np.int32(0)
-        y_part = lax.dynamic_slice(y, (batch_start, column_start, zero), (batches, length, y.shape[2]))
-        x_part = lax.dynamic_slice(x, (batch_start, zero, zero), (batches, *x.shape[1:]))
+        batch_index, column_index = (function(block_index, np.int32(blocks_per_batch)) for function in (lax.div, lax.rem))
+        batch_start = lax.mul(batch_index, np.int32(batches_per_block))
+        column_start, zero = lax.mul(column_index, np.int32(columns_per_block)), np.int32(0)
+        y_part = lax.dynamic_slice(y, (batch_start, column_start, zero), (batches_per_block, columns_per_block, y.shape[2]))
+        x_part = lax.dynamic_slice(x, (batch_start, zero, zero), (batches_per_block, *x.shape[1:]))
         # x is part of the loop state so that XLA does not treat it as invariant, and broadcast it to all vectors of y in memory.
         return lax.dynamic_update_slice(out, _several_rows(x_part, y_part), (batch_start, zero, column_start)), in_memory(x)
 
-    return lax.fori_loop(0, batch // batches * parts, compute_block, (lax.full((batch, rows, columns), 0, x.dtype), x))[0]
+    block_count = batch // batches_per_block * blocks_per_batch
+    return lax.fori_loop(0, block_count, compute_block, (lax.full((batch, rows, columns), 0, x.dtype), x))[0]
 
 
 def _several_rows(x: Array, y: Array) -> Array:
     (batch, rows, count), columns = x.shape, y.shape[1]
-    split = count // _length(count), _length(count)
+    split = count // _chunk_length(count), _chunk_length(count)
     shape = batch, rows, columns, *split
     x_part = lax.broadcast_in_dim(lax.reshape(x, (batch, rows, *split)), shape, (0, 1, 3, 4))
     y_part = lax.broadcast_in_dim(convert(lax.reshape(y, (batch, columns, *split)), x.dtype), shape, (0, 2, 3, 4))
@@ -97,7 +107,7 @@ def _several_rows(x: Array, y: Array) -> Array:
 
 def _single_row(x: Array, y: Array) -> Array:
     (batch, _, count), columns = x.shape, y.shape[1]
-    split = _in_parts(count) or (1, count // _length(count), _length(count))
+    split = _in_parts(count) or (1, count // _chunk_length(count), _chunk_length(count))
     shape = batch, columns, *split
     x_part = lax.broadcast_in_dim(lax.reshape(x, (batch, *split)), shape, (0, 2, 3, 4))
     y_part = convert(lax.reshape(y, shape), x.dtype)
@@ -109,11 +119,11 @@ def _single_row(x: Array, y: Array) -> Array:
 
 def _in_parts(count: int) -> tuple[int, int, int] | None:
     """Returns the number of parts of a vector, the chunks per part, and the length of a chunk; None if `count` cannot be split so."""
-    chunks, rest = divmod(count, _CHUNK_LENGTH)
+    chunks, rest = divmod(count, _SINGLE_ROW_CHUNK_LENGTH)
     numbers = [number for number in range(_FEWEST_CHUNKS, _MOST_CHUNKS + 1) if chunks % number == 0]
-    return (chunks // numbers[-1], numbers[-1], _CHUNK_LENGTH) if numbers and not rest else None
+    return (chunks // numbers[-1], numbers[-1], _SINGLE_ROW_CHUNK_LENGTH) if numbers and not rest else None
 
 
-def _length(count: int) -> int:
-    """Returns the length of a chunk of a vector of `count` elements."""
+def _chunk_length(count: int) -> int:
+    """Returns the length of a chunk of a vector of `count` elements that is split as for several rows."""
     return max(count // _CHUNKS, _SHORTEST_CHUNK)

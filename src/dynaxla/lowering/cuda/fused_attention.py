@@ -27,32 +27,34 @@ from .. import dtypes
 from ..dtypes import DType
 from ..promotion import convert, expand
 
-# Releases of JAX that write the same configuration. tests/lowering/cuda/test_fused_attention.py compares with the installed release.
-KNOWN = ((0, 10), (0, 11), (0, 12))
+# Releases of JAX that write the same configuration as this module. tests/lowering/cuda/test_fused_attention.py compares with the installed
+# release.
+_KNOWN_RELEASES = ((0, 10), (0, 11), (0, 12))
 
 _FORWARD = {False: "__cudnn$fmhaSoftmax", True: "__cudnn$fmhaScaleBiasSoftmax"}
 _BACKWARD = {False: "__cudnn$fmhaSoftmaxBackward", True: "__cudnn$fmhaScaleBiasSoftmaxBackward"}
 
-_NAMES = {"bfloat16": "BF16", "float16": "F16"}
+# XLA's names of the supported dtypes.
+_ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
 
 # Memory orders of (batch, heads, rows, size). With HEADS_INSIDE, the heads of a row are adjacent, as in the result of a linear layer.
 HEADS_INSIDE = (0, 2, 1, 3)
 _HEADS_OUTSIDE = (0, 1, 2, 3)
 
-# Head sizes up to _LARGEST_SIZE that are multiples of _SIZE_MULTIPLE: cuDNN has kernels for them, forward and backward, on all devices of
-# compute capability 8 and later.
+# On all devices of compute capability 8 and later, cuDNN has forward and backward kernels for head sizes up to _LARGEST_SIZE that are
+# multiples of _SIZE_MULTIPLE.
 _LARGEST_SIZE = 128
 _SIZE_MULTIPLE = 8
 
 
 def is_known() -> bool:
     """True if this jaxlib is known to interpret the calls of this module correctly."""
-    return private.release(private.jaxlib_version()) in KNOWN
+    return private.release(private.jaxlib_version()) in _KNOWN_RELEASES
 
 
 def supports(dtype: DType, size: int) -> bool:
     """True if cuDNN has kernels for heads of this dtype and size."""
-    return dtype.name in _NAMES and size % _SIZE_MULTIPLE == 0 and 0 < size <= _LARGEST_SIZE
+    return dtype.name in _ELEMENT_TYPES and size % _SIZE_MULTIPLE == 0 and 0 < size <= _LARGEST_SIZE
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
 
     Shape:  query (batch, heads, rows, size), key and value (batch, key heads, columns, size), where heads is a multiple of key heads; mask
             (batch or 1, heads or 1, rows, columns). Results: that of query; (batch, heads, rows).
-    Dtype:  query, key, value and the output have the same; the mask has that or bool (True where a score counts); log-sum-exp is float32.
+    Dtype:  query, key, value and the output have one dtype; the mask has this dtype or bool (True where a score counts); the log-sum-exp is
+            float32.
     """
     bias = None if mask is None else _Bias.of(mask, query.dtype)
     operands = [lax.transpose(x, settings.order) for x in (query, key, value)]
@@ -99,7 +102,8 @@ def backward(
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of query, key and value, each of its operand's shape and dtype.
 
-    The order of additions differs at every call, unless the program's options ask for determinism, for which cuDNN has other kernels.
+    The order of additions can differ between calls. If the program's options ask for determinism, cuDNN uses other kernels, whose order is
+    fixed.
 
     `out` and `logsumexp` are the results of `forward`; the other arguments are as for `forward`.
     """
@@ -123,7 +127,7 @@ _FLOORS = {"bfloat16": (-(2.0**41), -(2.0**42)), "float16": (-(2.0**15), -65504.
 class _Bias:
     """A mask in the form that the kernels need.
 
-    The kernels add the mask to the scores. They return NaN if all mask values of a row are -inf, or nearly so.
+    The kernels add the mask to the scores. They return NaN if all mask values of a row are -inf or very low.
 
     Attributes:
         values: The mask. Finite values below `floor` are replaced by `floor`, and -inf by an even lower finite value.
@@ -153,8 +157,8 @@ class _Bias:
         """Converts the log-sum-exp for the clamped mask to the log-sum-exp for the original mask."""
         is_below, largest = self._rows_below_floor(logsumexp.shape)
         shifted = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
-        unhidden = lax.select(is_below, shifted, logsumexp)
-        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(unhidden, 0), unhidden)
+        corrected = lax.select(is_below, shifted, logsumexp)
+        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(corrected, 0), corrected)
 
     def clamped(self, logsumexp: Array) -> Array:
         """Converts the log-sum-exp for the original mask to the log-sum-exp for the clamped mask.
@@ -173,7 +177,8 @@ class _Bias:
 
 
 # The operands of each product, and the contracted dimension. Letters denote dimensions: b batch, h heads, r rows, c columns, s size. With
-# HEADS_INSIDE, operands (b, h, ..., s) are stored as (b, ..., h, s). The scores are always (b, h, r, c).
+# HEADS_INSIDE, operands (b, h, ..., s) are stored as (b, ..., h, s). The scores are always (b, h, r, c). The output and its gradient have
+# the dimensions of the query, and the value has those of the key.
 _SCORES = "bhrc"
 _QUERY, _KEY = "bhrs", "bhcs"
 
@@ -218,7 +223,7 @@ def _config(query: Array, key: Array, settings: AttentionSettings, products: dic
         "seed": "42",
         "max_seg_per_batch": 1,
         "intermediate_tensor_shape": {
-            "element_type": _NAMES[query.dtype.name],
+            "element_type": _ELEMENT_TYPES[query.dtype.name],
             "dimensions": [str(size) for size in (*query.shape[:3], key.shape[2])],
             "is_dynamic_dimension": [False] * 4,
             "layout": {"minor_to_major": ["3", "2", "1", "0"]},
@@ -250,5 +255,5 @@ def _call(
         custom_call_api_version=2,
         legacy_backend_config=json.dumps(config),
     )
-    *found, _workspace = call(*operands)
-    return found
+    *outputs, _workspace = call(*operands)
+    return outputs

@@ -50,8 +50,8 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
     if p == 2:
         derivative = lax.div(difference, distance)
     else:
-        power = lax.full_like(magnitude, p - 1)
-        derivative = lax.mul(lax.sign(difference), lax.div(lax.pow(magnitude, power), lax.pow(distance, power)))
+        exponent = lax.full_like(magnitude, p - 1)
+        derivative = lax.mul(lax.sign(difference), lax.div(lax.pow(magnitude, exponent), lax.pow(distance, exponent)))
     undefined = lax.eq(distance, zero)
     if p < 1:
         undefined = lax.bitwise_or(undefined, lax.eq(difference, zero))

@@ -1,4 +1,4 @@
-"""Splits a graph at the nodes that torch runs between programs (see unsupported_nodes.py)."""
+"""Splits a graph at the nodes that torch runs between programs (see unsupported_nodes.py), and where the device changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class GraphPart:
 
 
 def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[GraphPart]:
-    """Splits a graph into parts that run one after the other. Arithmetic on sizes goes to the preceding part.
+    """Splits a graph into parts that run one after the other.
+
+    A node that can be in any part, such as arithmetic on sizes, becomes a node of the preceding part.
 
     Args:
         module: the graph.
@@ -56,10 +58,11 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
             continue
         if uncompiled(node):
             assign(node, False)
+            # The items and sizes of the node's result are taken in the same part.
             for user in node.users:
                 if is_plain_python(user) and set(user.all_input_nodes) <= {node}:
                     assign(user, False)
-        elif _is_size_arithmetic(node) and device(node) is None:
+        elif _runs_in_any_part(node) and device(node) is None:
             assign(node, groups[-1].compiled if groups else True)
         else:
             assign(node, True, device(node))
@@ -91,8 +94,8 @@ def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] 
     return _part(module, True, nodes, _SymbolDefinitions(module), outputs)
 
 
-def _is_size_arithmetic(node: Node) -> bool:
-    """True if a node returns no tensor, or is arithmetic on numbers or the choice of an item."""
+def _runs_in_any_part(node: Node) -> bool:
+    """True for arithmetic on sizes, for getitem, and for any other node that returns no tensors."""
     return is_plain_python(node) or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
 
 
@@ -110,10 +113,12 @@ def symbols(value: Any) -> set[Any]:
 
 
 class _SymbolDefinitions:
-    """The nodes that define each symbol of a graph: a node whose value is the number, or else, for each device, a tensor with this size.
+    """For each size symbol of a graph, the nodes that can define the symbol in a part.
+
+    This is the node whose value is the symbol. If there is none, it is the first node on each device that is a tensor with this size.
 
     Attributes:
-        all: all these nodes.
+        all: the nodes of all symbols.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -133,7 +138,7 @@ class _SymbolDefinitions:
         self.all = {node for nodes in self._nodes.values() for node in nodes.values()}
 
     def node(self, symbol: Any, device: Any, before: Node) -> Node | None:
-        """Returns a node that defines a symbol: preferably a node on `device` that precedes the node `before`. None if there is none."""
+        """Returns a node that defines a symbol, preferably one on `device` that precedes the node `before`; None if no node defines it."""
         nodes = self._nodes.get(symbol, {})
         on_device = nodes.get(device)
         if on_device is not None and self._positions[on_device] < self._positions[before]:

@@ -389,7 +389,7 @@ def _cat(rewrite: PaddingRewrite, node: Node) -> Extents:
     rank = value(node).dim()
     dim = wrap(argument(node, "dim"), rank)
     if any(value(item).dim() != rank for item in tensors):
-        raise NoPaddingRule("one of the tensors has no elements")
+        raise NoPaddingRule("one of the tensors is empty and has fewer dimensions than the result")
     input_extents = [rewrite.extents_of(item) for item in tensors]
     tensors = [converted(rewrite, item, value(node).dtype) for item in tensors]
     node.update_arg(0, tensors)

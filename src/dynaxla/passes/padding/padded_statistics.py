@@ -268,7 +268,7 @@ def _batch_norm(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
     rewrite.require_exact(training, momentum, eps)
     extents = _by_channels(rewrite, rewrite.extents_of(x), [weight, bias, *statistics])
     if statistics and not training:
-        raise NoPaddingRule("a batch norm returns its running statistics")
+        raise NoPaddingRule("it normalizes with running statistics, and also returns them")
     builder = _builder(rewrite, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
     out, mean, inverse, squares = builder.normalize(builder.convert(x), eps)
     for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):

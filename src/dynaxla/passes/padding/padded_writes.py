@@ -195,7 +195,7 @@ def _masked_put(rewrite: PaddingRewrite, node: Node, index_by_dim: dict[int, Nod
         raise NoPaddingRule("it writes several values to the elements of a mask")
     ((dim, mask),) = index_by_dim.items()
     if value(mask).dtype != torch.bool:
-        raise NoPaddingRule("its mask has the dtype uint8")
+        raise NoPaddingRule("its mask has the dtype uint8; masks of the dtype bool have a rule")
     own = rewrite.extents_of(mask)
     for _ in range(len(extents) - dim - value(mask).dim()):
         shape = [*value(mask).shape, 1]

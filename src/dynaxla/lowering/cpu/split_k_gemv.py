@@ -50,12 +50,12 @@ def is_preferred(rows: int, count: int, dtype: DType) -> bool:
         return False
     if rows > 1:
         return dtype == np.float32 and rows * _chunk_length(count) * _MIN_ELEMENTS_PER_SUM <= count
-    if not is_long(count):
+    if not is_preferred_for_computed_y(count):
         return False
     return dtype.itemsize == 2 or (dtype == np.float32 and _in_parts(count) is not None and not machine.is_intel())
 
 
-def is_long(count: int) -> bool:
+def is_preferred_for_computed_y(count: int) -> bool:
     """True if, for y that XLA computes in the same loop, `product` is the fastest for a single row of `count` elements."""
     return count >= _MIN_SINGLE_ROW_LENGTH and count % _chunk_length(count) == 0
 

@@ -109,7 +109,7 @@ def _is_compact(problem: QuantizedProductProblem) -> bool:
 
 
 def _supports_one_row(problem: QuantizedProductProblem) -> bool:
-    return problem.rows == 1 and 0 not in problem.shape and split_k_gemv.is_long(problem.shape[1])
+    return problem.rows == 1 and 0 not in problem.shape and split_k_gemv.is_preferred_for_computed_y(problem.shape[1])
 
 
 def _prefers_one_row(problem: QuantizedProductProblem) -> bool:

@@ -251,6 +251,21 @@ def check_constraints_in_steps() -> None:
     assert spec_of(leaf) == ("tp",)
 
 
+def check_gradients_of_constraints_in_steps() -> None:
+    """A gradient has its tensor's constraint. XLA would give it the sharding of the tensor from which it is computed."""
+    host, factors = _host_and_sharded(8, 16, spec=("fsdp",))
+
+    @dynaxla.compile_step(fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        (mark_sharding(leaf, MESH, (None, "tp")) * factors).sum().backward()
+        return leaf.grad * 2
+
+    gradient = step(torch.randn(8, 16).to("jax"))
+    torch.testing.assert_close(gradient.cpu(), host * 2)
+    assert spec_of(gradient) == (None, "tp")
+
+
 def check_custom_op_with_a_torch_kernel() -> None:
     @torch.library.custom_op("dynaxla_test::reversed_rows", mutates_args=())
     def reversed_rows(x: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from cases.faults import COUNT, FOLDERS, drawn, faults_of
+from support import json_lines
 from support.paths import TESTS
 
 # The arguments of pytest for each suite: `make quick`, `make test` and `make test-all`.
@@ -49,16 +50,14 @@ class Results:
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, Lock()
-        file.parent.mkdir(exist_ok=True)
-        lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-        self._finders = {(line["fault"], line["suite"]): line["by"] for line in lines}
+        self._finders = {(line["fault"], line["suite"]): line["by"] for line in json_lines.load(file)}
 
     def find(self, fault: str, suite: str) -> str | None:
         """Returns the test that finds a fault; "" if no test of the suite does, None if the suite has not run."""
         return self._finders.get((fault, suite))
 
     def add(self, fault: str, suite: str, by: str, seconds: float) -> None:
-        with self._lock, self._file.open("a") as file:
+        with self._lock, json_lines.open_to_append(self._file) as file:
             file.write(json.dumps({"fault": fault, "suite": suite, "by": by, "seconds": round(seconds)}) + "\n")
             print(f"{fault}: {by or f'missed by {suite}'} ({seconds:.0f} s)", flush=True)
 

@@ -40,6 +40,7 @@ ELSEWHERE = {
     "explained/test_explain_function.py": "explained/graph_breaks explained/event_collector",
     "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/formatting",
     "interop/test_export.py": "interop/dynamic_sizes",
+    "artifact/test_model.py": "artifact/xla_options",
     # A process cannot disable the device, so the device is tested in separate processes.
     "device/test_eager_mode.py": "device/op_compiler device/cpu_fallback device/kernels",
     "device/test_lazy_mode.py": "device/lazy_programs",
@@ -52,9 +53,7 @@ ELSEWHERE = {
     "device/test_simulated_tpu.py": "passes/joint/saved_views",
     # Communication of processes is tested with several processes.
     "many_processes/test_collectives.py": "lowering/ops/collectives training/inplace_collectives",
-    "many_processes/test_process_collectives.py": (
-        "lowering/xla_collectives runtime/tcp_connections runtime/process_networks runtime/private_processes"
-    ),
+    "many_processes/test_process_collectives.py": ("lowering/xla_collectives runtime/tcp_connections runtime/private_processes"),
     "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",

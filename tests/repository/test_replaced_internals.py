@@ -39,6 +39,7 @@ REPLACED = {
     "runtime/test_private.py": "releases without an entry point",
     "runtime/test_self_tests.py": "self-tests of entry points that fail",
     "runtime/test_machine.py": "other processors and systems",
+    "runtime/test_process_networks.py": "a connection that fails",
     "test_doctor.py": "broken environments",
     "observe/test_progress.py": "seconds after which a line is shown",
     "tuning/test_tuner.py": "measured times, and another version of dynaxla",

@@ -490,6 +490,18 @@ def small_products(patch: Patch) -> list[str]:
     return found
 
 
+def large_products_of_half_types(patch: Patch, is_supported: bool) -> list[str]:
+    """Returns a list that gets an entry for each product that oneDNN would compute. These products are not computed.
+
+    Args:
+        is_supported: True if oneDNN supports half types.
+    """
+    found: list[str] = []
+    patch.setattr(gemv.onednn_support, "supports", lambda dtype: is_supported)
+    patch.setattr(gemv, "_by_onednn", lambda x, y, *_: found.append("onednn"))
+    return found
+
+
 def sums_of_slices(patch: Patch) -> list[bool]:
     """Returns a list with an entry for each chain of sums: True if it is computed as one sum of gradients of slices."""
     found: list[bool] = []

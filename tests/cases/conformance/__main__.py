@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
+
+from support import json_lines
 
 from . import report
 from .entries import DATABASES, DTYPES, KINDS, Case, cases
@@ -27,7 +27,6 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     selected_cases = selected(options)
     options.results = options.results or DEVICE_RESULTS.get(options.device, RESULTS)
-    options.results.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.results.unlink(missing_ok=True)
     known = report.load(options.results)
@@ -56,14 +55,12 @@ def _run(remaining: list[Case], known: dict[str, report.Result], options: argpar
     """Runs cases. Adds each result to `known` and to the file of results at once."""
     started = time.monotonic()
     done = 0
-    with options.results.open("a+b") as results:
-        if results.tell() and not _ends_with_newline(results):
-            results.write(b"\n")
+    with json_lines.open_to_append(options.results) as results:
 
         def record(result: report.Result) -> None:
             nonlocal done
             done += 1
-            results.write(json.dumps(result).encode() + b"\n")
+            results.write(json.dumps(result) + "\n")
             results.flush()
             known[result["case"]] = result
             for line in report.failure_lines(result):
@@ -81,12 +78,6 @@ def _run(remaining: list[Case], known: dict[str, report.Result], options: argpar
             log=options.results,
             command=(*DEVICE_COMMAND, options.device) if options.device else None,
         )
-
-
-def _ends_with_newline(file: BinaryIO) -> bool:
-    """True if the last line of a file, which is open at its end, is complete. A killed run may leave half a line."""
-    file.seek(-1, os.SEEK_END)
-    return file.read() == b"\n"
 
 
 def selected(options: argparse.Namespace) -> list[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from typing import Any
 import jax
 import torch
 
+from support import json_lines
+
 from .entries import DATABASES, DTYPES, Case, entries
 from .expected import Expected, by_case
 
@@ -20,16 +21,8 @@ _SHORT = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int64": "i64"
 
 
 def load(path: Path) -> dict[str, Result]:
-    """Returns the last result of each case. Drops a line that a killed run has left unfinished."""
-    results: dict[str, Result] = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                result = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            results[result["case"]] = result
-    return results
+    """Returns the last result of each case."""
+    return {result["case"]: result for result in json_lines.load(path)}
 
 
 def failure_lines(result: Result) -> Iterator[str]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from support import json_lines
+
 from .cases import LAYOUTS, LayoutCase, cases
 from .trial import depends_on_layouts, differences, promised_strides, quickly_compiled
 
@@ -28,15 +30,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     torch.set_num_threads(1)
     path = options.results or (RESULTS.with_name("strides.jsonl") if options.strides else RESULTS)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         path.unlink(missing_ok=True)
-    known = {record["case"]: record for record in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+    known = {record["case"]: record for record in json_lines.load(path)}
     chosen = selected(options)
     remaining = [case for case in chosen if str(case) not in known]
     print(f"{len(chosen)} cases, {len(chosen) - len(remaining)} of them known from {path}", flush=True)
     started = time.monotonic()
-    with path.open("a") as results, promised_strides() if options.strides else quickly_compiled():
+    with json_lines.open_to_append(path) as results, promised_strides() if options.strides else quickly_compiled():
         for first in range(0, len(remaining), TOGETHER):
             for record in judged(remaining[first : first + TOGETHER]):
                 known[record["case"]] = record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from support import json_lines
 
 from .features import compared, features
 from .generator import generate
@@ -69,13 +70,8 @@ def _run(seed: int, program: Program, expected: Expected, smallest: bool) -> Rec
 
 
 def load(path: Path) -> dict[int, Record]:
-    """Returns the records of an earlier run, by seed. Drops a line that a killed run has left unfinished."""
-    records: dict[int, Record] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            record = json.loads(line)
-            records[record["seed"]] = record
-    return records
+    """Returns the records of an earlier run, by seed."""
+    return {record["seed"]: record for record in json_lines.load(path)}
 
 
 def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Record], None], rounded: bool = False) -> None:
@@ -92,11 +88,7 @@ def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Reco
     for seed in wanted:
         waiting.put(seed)
     lock = threading.Lock()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_unfinished = path.exists() and path.read_text()[-1:] not in ("", "\n")
-    with path.open("a") as results:
-        if is_unfinished:
-            results.write("\n")
+    with json_lines.open_to_append(path) as results:
 
         def serve() -> None:
             worker = _Worker(rounded)

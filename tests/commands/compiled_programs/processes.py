@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from support import json_lines
+
 from . import results
 from .results import Results
 
@@ -34,7 +36,7 @@ def compile_all(
         environment: The environment variables of the processes.
         log: The file for the standard error of a process; if the process dies, the cell's error is taken from it. None for no file.
     """
-    _end_line(path)
+    json_lines.open_to_append(path).close()  # ends a line that a killed run has left unfinished
     known, died = results.load(path), {}
     for name, cells in itertools.groupby((cell for cell in wanted if str(cell) not in known), group_of):
         names = [str(cell) for cell in cells]
@@ -68,10 +70,3 @@ def last_words(log: str) -> str:
     """Returns the message with which C++ code ended a process; else the last line, with the indented lines of a Python error after it."""
     fatal = _FATAL.findall(log)
     return (fatal[0] if fatal else " ".join(re.split(r"\n(?=\S)", log.strip())[-1].split()))[:300]
-
-
-def _end_line(path: Path) -> None:
-    """Ends the last line of a file, which a killed run may have left unfinished."""
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        with path.open("a") as file:
-            file.write("\n")

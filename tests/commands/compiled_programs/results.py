@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaxla
+from support import json_lines
 
 # Results by cell: "programs" with figures by kind, or "error" with a traceback; and "seconds".
 Results = dict[str, dict[str, Any]]
@@ -33,18 +34,11 @@ def code(*sources: Path) -> str:
 
 
 def load(path: Path) -> Results:
-    """Returns the last line of each cell. An unfinished line of a killed run is dropped."""
-    results_by_cell: Results = {}
-    for text in path.read_text().splitlines() if path.exists() else ():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        results_by_cell[line.pop("cell")] = line
-    return results_by_cell
+    """Returns the last line of each cell."""
+    return {line.pop("cell"): line for line in json_lines.load(path)}
 
 
 def add(path: Path, line: dict[str, Any]) -> None:
     """Appends the line of a cell."""
-    with path.open("a") as file:
+    with json_lines.open_to_append(path) as file:
         file.write(json.dumps(line) + "\n")

@@ -48,19 +48,17 @@ def test_choice_of_the_function(
 
 
 @pytest.mark.parametrize("is_over_last", [True, False])
-def test_large_bfloat16_operands_are_multiplied_by_onednn(is_over_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN takes several rows of a y in row-major order, if it supports the dtype on this processor."""
-    calls: list[str] = []
-    record = lambda x, y, *_: calls.append("onednn") or jax.numpy.matmul(x, y.mT if is_over_last else y)  # noqa: E731
-    monkeypatch.setattr(gemv, "_by_onednn", record)
-    for supported, rows, columns in [(True, 3, 2048), (False, 3, 2048), (True, 1, 2048), (True, 3, 64)]:
-        monkeypatch.setattr(gemv.onednn_support, "supports", lambda dtype, supported=supported: supported)
-        x, y = jax.numpy.ones((4, rows, 64), "bfloat16"), jax.numpy.ones((4, columns, 64), "bfloat16")
-        if not is_over_last:
-            y = y.mT
-        calls.append(str(supported and rows > 1 and columns > 64))
-        gemv.product(x, y, is_over_last, False, lax.Precision.HIGHEST)
-    assert calls == ["True", "onednn", "False", "False", "False"]
+@pytest.mark.parametrize(
+    ("is_supported", "rows", "columns", "is_by_onednn"),
+    [(True, 3, 2048, True), (False, 3, 2048, False), (True, 1, 2048, False), (True, 3, 64, False)],
+)
+def test_onednn_multiplies_large_bfloat16_operands_by_several_rows(
+    is_supported: bool, rows: int, columns: int, is_by_onednn: bool, is_over_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = internals.large_products_of_half_types(monkeypatch, is_supported)
+    x, y = jax.numpy.ones((4, rows, 64), "bfloat16"), jax.numpy.ones((4, columns, 64), "bfloat16")
+    gemv.product(x, y if is_over_last else y.mT, is_over_last, False, lax.Precision.HIGHEST)
+    assert calls == ["onednn"] * is_by_onednn
 
 
 @pytest.mark.skipif(not onednn_support.supports(jax.numpy.dtype("bfloat16")), reason="oneDNN has no bfloat16 on this processor")

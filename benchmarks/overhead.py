@@ -1,4 +1,4 @@
-"""`dynaxla overhead`: the cost of a call besides XLA's own execution.
+"""`python -m benchmarks overhead`: the cost of a call besides XLA's own execution.
 
 A perceptron of narrow layers, so that hardly anything is computed, is called in several ways, interleaved in one process:
 

@@ -197,7 +197,7 @@ def test_users_line_in_a_folder_named_like_a_library() -> None:
     train: dict[str, Any] = {}
     exec(compile("def train(function):\n    return function()", "/home/me/jax/train.py", "exec"), train)
     line = "/home/me/jax/train.py:2, in train"
-    assert [train["train"](function) for function in (user_frames.location, user_frames.line)] == [line, "train.py:2, in train"]
+    assert [train["train"](function) for function in (user_frames.location, user_frames.short_location)] == [line, "train.py:2, in train"]
     with pytest.raises(RuntimeError) as raised:
         train["train"](lambda: torch.ones(2).view(3))
     assert user_frames.location_of(raised.value).startswith(f"{__file__}:")

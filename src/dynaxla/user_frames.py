@@ -53,7 +53,7 @@ def location() -> str:
     return "" if found is None else f"{found[0]}:{found[1]}, in {found[2]}"
 
 
-def line() -> str:
+def short_location() -> str:
     """Returns `location` without the folder, such as `model.py:41, in forward`; "" if there is no user frame."""
     return os.path.basename(location())
 

@@ -230,7 +230,7 @@ def test_explanation_of_a_step_restores_state() -> None:
     before = copy.deepcopy(model.state_dict())
     explanation = dynaxla.explain(step, x)
     assert all(captured.is_step for captured in explanation.captured)
-    assert not explanation.ways
+    assert not explanation.step_modes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not optimizer.state
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -254,7 +254,7 @@ def test_explanation_of_a_step_in_eager_mode() -> None:
         losses.append(loss.item())
 
     explanation = dynaxla.explain(step)
-    assert any("in eager mode" in way for way in explanation.ways)
+    assert any("in eager mode" in way for way in explanation.step_modes)
     assert any("recorded as one program" in advice.what for advice in explanation.advice)
     assert not losses
     assert weight.grad is None

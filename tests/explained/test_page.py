@@ -86,7 +86,8 @@ def example(name: str = "model") -> Explanation:
         name=name, captured=(CapturedGraph(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
         breaks=(Break(line, f"{name} breaks", "why", (name,), 2),), recompilations=(Recompilation(line, "tensor 'x' size mismatch"),),
         phases={"TorchDynamo": 1.0, "XLA's compiler": 3.0}, seconds=4.5, later_seconds=2e-3, xla_seconds=1e-3,
-        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1, ways=(f"{name} runs in eager mode: it prints",), notes=(name,),
+        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1,
+        step_modes=(f"{name} runs in eager mode: it prints",), notes=(name,),
         versions="dynaxla 0.1.0", error=name,
     )  # fmt: skip
     return replace(explanation, advice=advise(explanation))
@@ -149,7 +150,16 @@ def test_advice_depends_on_the_explanation() -> None:
     ):
         assert part in all_advice, part
     empty = replace(
-        explanation, captured=(), breaks=(), recompilations=(), costs=(), ways=(), error="", later_seconds=None, xla_seconds=None, phases={}
+        explanation,
+        captured=(),
+        breaks=(),
+        recompilations=(),
+        costs=(),
+        step_modes=(),
+        error="",
+        later_seconds=None,
+        xla_seconds=None,
+        phases={},
     )
     (advice_item,) = advise(empty)
     assert "torch.compile" in advice_item.what

@@ -1,4 +1,4 @@
-"""Tests of support/json_lines.py."""
+"""Tests of tests/support/json_lines.py."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ class _LazyCall:
         seed = generators.draw_seed(self.generator, self.device.index) if traced.draws_random else None
         first_value_id = self.recording.value_count
         self.recording.value_count = first_value_id + len(traced.shape_dtypes)
-        location, line = user_frames.location() if traced.checks else "", user_frames.line() if is_recording_runs() else ""
+        location, line = user_frames.location() if traced.checks else "", user_frames.short_location() if is_recording_runs() else ""
         key = (traced, first_value_id, *[self.value_ids[slot] for slot in traced.input_slots])
         return RecordedOp(key, first_value_id, number_inputs, seed, location, line)
 

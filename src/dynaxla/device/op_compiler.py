@@ -623,7 +623,7 @@ def _write_targets(specialization: OpSpecialization, slot_arrays: list[jax.Array
 @contextlib.contextmanager
 def _trace_context(device: jax.Device) -> Iterator[None]:
     """The context in which programs are traced and compiled: 64-bit types are enabled, and constants are on this device."""
-    with programs.below_caller(), jax.enable_x64(True), jax.default_device(device):
+    with programs.without_outer_frames(), jax.enable_x64(True), jax.default_device(device):
         yield
 
 

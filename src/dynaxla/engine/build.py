@@ -44,7 +44,7 @@ def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     """Returns an XLA executable of the graph: from the stores if they have its program, else newly traced, lowered and compiled."""
     start = time.perf_counter()
     dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
-    with programs.below_caller(), building_events(unit.name, unit.interpreter, specialised.symbols) as built, dumping:
+    with programs.without_outer_frames(), building_events(unit.name, unit.interpreter, specialised.symbols) as built, dumping:
         executable = _build(unit, specialised)
         built.append(executable)
     if time.perf_counter() - start > SLOW_COMPILATION and unit.options.heap == "keep":

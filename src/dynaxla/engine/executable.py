@@ -47,7 +47,7 @@ class UnboundProgram:
 
     def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         if _recorders:
-            run = ProgramRun(self.name, self.program, user_frames.line())
+            run = ProgramRun(self.name, self.program, user_frames.short_location())
             for runs in _recorders:
                 runs.append(run)
         return self.program.call(arrays)
@@ -105,7 +105,7 @@ class Executable:
         self._has_side_effects, self._donates = has_side_effects, binding.donates_inputs
         self._checks = checks
         # Creates the context manager in which a call runs.
-        self._run_context: Callable[[], contextlib.AbstractContextManager[Any]] = programs.below_caller
+        self._run_context: Callable[[], contextlib.AbstractContextManager[Any]] = programs.without_outer_frames
         calls_back = program is not None and program.calls_back
         if calls_back or collectives is not contextlib.nullcontext:
             self._run_context = functools.partial(_entered, callbacks.call if calls_back else contextlib.nullcontext, collectives)
@@ -212,9 +212,9 @@ class Executable:
 
 @contextlib.contextmanager
 def _entered(*contexts: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Enters `programs.below_caller()` and then the context managers that these functions create."""
+    """Enters `programs.without_outer_frames()` and then the context managers that these functions create."""
     with contextlib.ExitStack() as stack:
-        for context in (programs.below_caller, *contexts):
+        for context in (programs.without_outer_frames, *contexts):
             stack.enter_context(context())
         yield
 

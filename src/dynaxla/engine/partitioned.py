@@ -18,7 +18,6 @@ from torch.fx import Node
 from .. import forks
 from ..capture.graph import AtenGraph
 from ..config import Options
-from ..errors import CompilationError
 from ..lowering import Check, Interpreter, Settings, SymbolValues, registry
 from ..lowering.function import Function
 from ..lowering.graphs import user_line
@@ -89,7 +88,7 @@ class PartitionedProgram:
         with self._lock:
             numbers = process_networks.group_numbers([self._mesh.group])
             if self._executable is None or self._group_numbers != numbers:
-                with programs.below_caller():
+                with programs.without_outer_frames():
                     self._executable, self._group_numbers = self._build_with_events(), numbers
             executable = self._executable
         return executable(executable.take(args))
@@ -173,10 +172,6 @@ class PartitionedProgram:
         is_uneven = [not _divides_evenly(self._sharding(spec), shape) for spec, shape in zip(specs, shapes, strict=True)]
         if any(is_uneven):  # the partitioner pads uneven shards, and the next program would read the padding as data
             replicated = [PartitionSpec() if uneven else spec for uneven, spec in zip(is_uneven, specs, strict=True)]
-            if replicated == list(requested):
-                raise CompilationError(
-                    f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'distributed': 'torch'}"
-                )
             return self._compile(traced, avals, settings, replicated)
         return specs, compiled, network.device, functools.partial(participants.agreement.running, network.shut_down)
 

@@ -37,7 +37,7 @@ class RetracedProgram:
     def __call__(self, args: list[Any]) -> list[Any]:
         if eager_fallback.is_being_traced() or eager_fallback.is_needed(args):
             return self.unit.run_by_torch(args)
-        with programs.below_caller():
+        with programs.without_outer_frames():
             return self._trace_and_run(args)
 
     def _trace_and_run(self, args: list[Any]) -> list[Any]:

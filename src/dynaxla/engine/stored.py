@@ -67,7 +67,7 @@ def stored_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> E
     """Returns the executable for these sizes if the stores have its compiled program, so that XLA need not compile; else None."""
     if specialised.function is None or (key := graph_key(unit, specialised, specialised.function)) is None:
         return None
-    with programs.below_caller():
+    with programs.without_outer_frames():
         return load_recorded_executable(unit, key, specialised.buffers, only_stored=True)
 
 

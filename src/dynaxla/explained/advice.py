@@ -183,7 +183,7 @@ def _first_call(explanation: Explanation) -> Iterator[Advice]:
 
 
 def _steps(explanation: Explanation) -> Iterator[Advice]:
-    for way in explanation.ways:
+    for way in explanation.step_modes:
         if "eager" in way:
             what = "Move effects out of the step (prints, .item(), files), so that it is recorded as one program"
             yield Advice(what, f"{way}.")

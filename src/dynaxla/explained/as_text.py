@@ -68,7 +68,7 @@ def _print(explanation: Explanation, console: Console) -> None:
     console.print(_table((), phases))
     for captured in explanation.captured:
         _captured(captured, console, heading, write)
-    for title, items in (("Steps", explanation.ways), ("Notes", explanation.notes)):
+    for title, items in (("Steps", explanation.step_modes), ("Notes", explanation.notes)):
         if items:
             heading(title)
         for sentence in items:

@@ -330,7 +330,7 @@ class Explanation:
         xla_seconds: the time of XLA's programs in the median later call, or in the whole script.
         costs: the costs by line, the costliest first, ten at most.
         unplaced: the fraction of the measured time without a known line; None if nothing was measured.
-        ways: sentences about the steps that did not run as one program: the mode in which each ran, and the reason.
+        step_modes: sentences about the steps that did not run as one program: the mode in which each ran, and the reason.
         notes: remarks about the measurements.
         versions: the versions of dynaxla, torch, jax and Python, and the device.
         is_script: True for a script, False for a function.
@@ -349,7 +349,7 @@ class Explanation:
     xla_seconds: float | None
     costs: tuple[Cost, ...]
     unplaced: float | None
-    ways: tuple[str, ...]
+    step_modes: tuple[str, ...]
     notes: tuple[str, ...]
     versions: str
     is_script: bool = False

@@ -64,7 +64,7 @@ def _sections(explanation: Explanation) -> Iterable[str]:
         ("again", "Captured again", _recompilations(explanation)),
         ("phases", f"Phases of {'the script' if explanation.is_script else 'the first call'}", _phases(explanation)),
         ("graphs", "Graphs", "".join(map(_captured, explanation.captured))),
-        ("notes", "Steps and notes", "".join(_paragraph(note) for note in (*explanation.ways, *explanation.notes))),
+        ("notes", "Steps and notes", "".join(_paragraph(note) for note in (*explanation.step_modes, *explanation.notes))),
     ]
     shown = [(name, title, body) for name, title, body in parts if body]
     if explanation.error:

@@ -25,7 +25,7 @@ from .private import Fast
 from .store import StoreProtocol
 
 
-def below_caller() -> contextlib.AbstractContextManager[Any]:
+def without_outer_frames() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which objects that JAX creates (executables, arrays) do not record the Python frames outside of the context.
 
     Otherwise each object would keep the code objects of the frames that created it alive. Among these is the code that TorchDynamo has

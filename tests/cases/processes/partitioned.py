@@ -543,7 +543,7 @@ def explain_and_report(rank: int) -> None:
     assert [graph.phase for captured in explanation.captured for graph in captured.graphs][:1] == ["forward"]
     torch._dynamo.reset()
     noisy = dynaxla.explain(torch.compile(lambda x: divided(x) + torch.rand(1), backend="dynaxla", options=XLA), x)
-    assert any("draws random numbers" in way for way in noisy.ways)
+    assert any("draws random numbers" in way for way in noisy.step_modes)
     torch._dynamo.reset()
     model = compiled(divided)
     with torch.no_grad():

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-# Opcodes for which a run launches nothing.
-_NOT_LAUNCHED = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
+# Opcodes of instructions without work.
+NO_WORK = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
 # Opcodes whose result has the operand's numbers, in another order or dtype.
 _MOVES = frozenset(["copy", "transpose", "reshape", "convert", "copy-start"])
 
@@ -70,7 +70,7 @@ class Module:
         for instruction in computation:
             if instruction.opcode == "call":
                 launched += self._launched(self.computations[instruction.called])
-            elif instruction.opcode not in _NOT_LAUNCHED and not instruction.opcode.endswith("-done"):
+            elif instruction.opcode not in NO_WORK and not instruction.opcode.endswith("-done"):
                 launched.append(instruction)
         return launched
 
@@ -78,7 +78,7 @@ class Module:
         """True if an instruction only moves or casts numbers: a copy, transpose or cast, or a fusion of nothing else."""
         if instruction.opcode != "fusion":
             return instruction.opcode in _MOVES
-        opcodes = {inner.opcode for inner in self.computations[instruction.called]} - _NOT_LAUNCHED
+        opcodes = {inner.opcode for inner in self.computations[instruction.called]} - NO_WORK
         return bool(opcodes) and opcodes <= _MOVES
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from commands.compiled_programs.hlo import Instruction, Module
+from commands.compiled_programs.hlo import NO_WORK, Instruction, Module
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONSTANT = re.compile(r"^[su]\d+\[\]\S* constant\((\d+)\)")
@@ -14,8 +14,6 @@ _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _BODY = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OPERANDS = re.compile(r"%([\w.\-]+)")
-# The opcodes of instructions without work.
-_FREE = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
 _MIB = 1 << 20
 
 
@@ -38,7 +36,7 @@ def figures(text: str, memory: Any, costs: Any) -> dict[str, Any]:
         calls: the numbers of custom calls by name, and of host callbacks.
     """
     module = Module.parse(text)
-    work = [item for item in module.entry if item.opcode not in _FREE and not item.opcode.endswith("-done")]
+    work = [item for item in module.entry if item.opcode not in NO_WORK and not item.opcode.endswith("-done")]
     calls = Counter(item.target for items in module.computations.values() for item in items if item.opcode == "custom-call")
     return {
         "cycles": _cycles(module, module.entry),

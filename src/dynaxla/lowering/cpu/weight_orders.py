@@ -225,7 +225,7 @@ def _try(
         expected, actual = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))
         return abs(actual - expected).max(), abs(expected).max()
 
-    with programs.below_caller(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
+    with programs.without_outer_frames(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
         arrays = [jax.device_put(array, device) for array in (x, weight, np.zeros(length, dtype), shift)]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         program = programs.compile_lowered(private.lower(jax.jit(max_error_and_magnitude, keep_unused=True).trace(*avals)), device, {})

@@ -155,7 +155,7 @@ def run_eagerly(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[
     inputs = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in inputs]
     start = _start_function(op)
     tensors = [dtypes.describe(tensor.dtype, tuple(tensor.shape)) for tensor in inputs]
-    record = _record(op, tensors, other_args, str(group_name), user_frames.line())
+    record = _record(op, tensors, other_args, str(group_name), user_frames.short_location())
     call_eagerly(record, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
     return outputs if is_list else outputs[0]
 

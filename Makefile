@@ -164,7 +164,7 @@ gpu-table:
 	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks gpu $(PART) --output docs/benchmarks $(ARGS)
 
 # The documentation site, in .site/: open .site/index.html, no server is needed. Any warning (a dead link, a page in no part of mkdocs.yml's
-# nav) is an error. Its environment has neither torch nor JAX.
+# nav) is an error. Its environment has neither torch nor JAX. With PROJECT_URL, the repository's address, each page links to the repository.
 DOCS := .venv-docs
 NEEDED_BY_DOCS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
 

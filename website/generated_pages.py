@@ -28,6 +28,11 @@ ROOT = Path(__file__).parents[1]
 MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # A line of a page that is replaced by the list of all errors.
 ERRORS = "<!-- errors: the site lists all of them here -->"
+# The ranks of pages in searches, where they are not 1: pages for users come before those for contributors.
+RANKS = {
+    "troubleshooting.md": 2.0, "internals/": 0.1, "benchmarks/": 0.1, "changelog.md": 0.1,
+    "random_programs.md": 0.1, "private-names.md": 0.1,
+}  # fmt: skip
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -44,8 +49,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Converts links to those of the site, and inserts the list of errors."""
+    """Converts links to those of the site, inserts the list of errors, and sets the rank of the page in searches."""
     site_page = page.file.src_uri
+    page.meta["search"] = {"boost": next((rank for start, rank in RANKS.items() if site_page.startswith(start)), 1.0)}
     source = next((path for path, moved in MOVED.items() if moved == site_page), f"docs/{site_page}")
     return re.sub(
         r"(?<=\]\()[^)\s:#]+", lambda link: _on_the_site(link[0], source, site_page), markdown.replace(ERRORS, error_texts.listing())

@@ -38,7 +38,7 @@ def test_bench_writes_json_markdown_and_plot(tiny_suite: None, tmp_path: Path) -
     assert {"torch", "jax", "cpu", "date"} <= data["environment"].keys()
     markdown = (tmp_path / "new" / f"{name}.md").read_text()
     assert re.search(r"^\| tiny \| dynaxla \| .* \| yes \|", markdown, re.MULTILINE)
-    assert f"![speedups]({name}.png)" in markdown
+    assert f"![Speed of each engine relative to the baseline]({name}.png)" in markdown
     assert (tmp_path / "new" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 

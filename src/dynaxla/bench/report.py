@@ -390,7 +390,7 @@ def as_markdown(report: BenchReport, plot_name: str = "") -> str:
     lines = [f"# dynaxla bench: {report.subject} on {device}", "", *[f"- {line}" for line in describe(report)], ""]
     lines += [f"**{line}**\n" for line in conclusions(report)]
     if plot_name:
-        lines += [f"![speedups]({plot_name})", ""]
+        lines += [f"![Speed of each engine relative to the baseline]({plot_name})", ""]
     for table in tables(report):
         lines += [f"## {table.title}", "", _markdown_line(table.headings)]
         left = [number < table.left or heading in _TEXTS for number, heading in enumerate(table.headings)]

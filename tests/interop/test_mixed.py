@@ -105,3 +105,13 @@ def test_functions_without_other_references(monkeypatch: pytest.MonkeyPatch) -> 
     value, gradient = reference(nested_reference, np.float32)
     close(f(jnp.asarray(X)), value, False)
     close(jax.grad(lambda x: f(x).sum())(jnp.asarray(X)), gradient, False)
+
+
+def test_sums_that_xlas_default_options_compute_wrongly() -> None:
+    """With jaxlib 0.10.2 and AVX-512, calls outside `jax.jit` returned values of other memory: they had XLA's default options."""
+    q, k = torch.randn(1, 2, 1, 8, 8), torch.randn(1, 64, 64)
+    expected = (q * k.reshape(1, 1, 64, 8, 8)).sum(3)
+    jax_function = to_jax(lambda q, k: (q * k.reshape(1, 1, 64, 8, 8)).sum(3))
+    torch.testing.assert_close(torch.from_numpy(np.array(jax_function(q.numpy(), k.numpy()))), expected)
+    torch_function = to_torch(lambda q, k: (q * k.reshape(1, 1, 64, 8, 8)).sum(3))
+    torch.testing.assert_close(torch_function(q, k), expected)

@@ -21,7 +21,7 @@ from . import manifest as manifests
 from .manifest import DTYPES, NARROW_DTYPES, ArraySpec, DamagedModelError, Manifest
 from .stablehlo import as_jax_exported
 from .structures import StructureMismatch, flatten, unflatten
-from .xla_options import options_for_artifacts
+from .xla_options import options_for_jit
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
@@ -58,7 +58,7 @@ class ExportedModel:
     @functools.cached_property
     def _run_alone(self) -> Any:
         """The program with XLA's options of dynaxla."""
-        return jax.jit(self._function, compiler_options=dict(options_for_artifacts()))
+        return jax.jit(self._function, compiler_options=dict(options_for_jit()))
 
     @property
     def platforms(self) -> tuple[str, ...]:

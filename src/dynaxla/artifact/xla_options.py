@@ -41,7 +41,7 @@ def not_set_by_user(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]
 
 
 @functools.cache
-def options_for_artifacts() -> Mapping[str, Any]:
-    """Returns the options with which exported programs are compiled."""
+def options_for_jit() -> Mapping[str, Any]:
+    """Returns the options for `jax.jit` of functions that are called outside the user's own `jax.jit`."""
     trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
     return supported(not_set_by_user(CPU_OPTIONS.items()), lambda options: trivial.compile(compiler_options=options))

@@ -65,6 +65,16 @@ def test_sums_that_xlas_default_options_compute_wrongly() -> None:
     torch.testing.assert_close(torch.from_numpy(np.array(exported.call(q.numpy(), k.numpy()))), Scores()(q, k))
 
 
+def test_call_with_constants_inside_jit() -> None:
+    """JAX refused it: a program inside another `jax.jit` has no options of its own, and constants are no tracers."""
+    module, x = nn.Linear(4, 3), torch.randn(2, 4)
+    exported = dynaxla.export(module, (x,))
+    expected = module(x).detach().numpy()
+    np.testing.assert_allclose(jax.jit(lambda: exported.call(x.numpy()))(), expected, rtol=1e-5, atol=1e-6)
+    _, rows = jax.lax.scan(lambda carry, _: (carry, exported.call(x.numpy())), 0.0, np.ones(2))
+    np.testing.assert_allclose(rows, [expected] * 2, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_result_dtypes_do_not_depend_on_jax_enable_x64(tokens: tuple[nn.Module, ExportedModel], wide: bool) -> None:
     module, exported = tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import os
 import shutil
 import threading
@@ -21,7 +20,7 @@ from . import manifest as manifests
 from .manifest import DTYPES, NARROW_DTYPES, ArraySpec, DamagedModelError, Manifest
 from .stablehlo import as_jax_exported
 from .structures import StructureMismatch, flatten, unflatten
-from .xla_options import options_for_jit
+from .xla_options import jit
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
@@ -51,14 +50,9 @@ class ExportedModel:
         except DamagedModelError as error:
             raise _artifact_error(str(error), _EXPORT_AGAIN) from None
         self._function = _refuse_derivatives(self._exported.call, manifest.name)
-        self._run = jax.jit(self._function)
+        self._run = jit(self._function)
         self._device_weights: list[jax.Array] | None = None
         self._device_weights_lock = threading.Lock()
-
-    @functools.cached_property
-    def _run_alone(self) -> Any:
-        """The program with XLA's options of dynaxla."""
-        return jax.jit(self._function, compiler_options=dict(options_for_jit()))
 
     @property
     def platforms(self) -> tuple[str, ...]:
@@ -93,9 +87,7 @@ class ExportedModel:
         self._check_sizes(arguments)
         with jax.enable_x64(True):
             program_inputs = [*self._weights(weights or {}), *([_key_data(key)] if self._takes_key(key) else []), *arguments]
-            # Only a program that JAX compiles by itself can have options of its own, not one inside the caller's `jax.jit`.
-            is_traced = any(isinstance(value, jax.core.Tracer) for value in program_inputs)
-            outputs = iter((self._run if is_traced else self._run_alone)(*program_inputs))
+            outputs = iter(self._run(*program_inputs))
         results = unflatten(manifest.results, outputs)
         updates = {name: next(outputs) for name in manifest.updates}
         if manifest.checks:
@@ -124,7 +116,7 @@ class ExportedModel:
         sharding = jax.sharding.SingleDeviceSharding(device)
         with jax.enable_x64(True):
             avals = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in arrays]
-            lowered = self._run.trace(*avals).lower(lowering_platforms=(device.platform,))
+            lowered = jax.jit(self._function).trace(*avals).lower(lowering_platforms=(device.platform,))
         return lowered.compile()
 
     def serialize(self) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 # The fusion type selects the ops that XLA:CPU may pass to its kernel library YNNPACK: only dots and convolutions. The library's fused
 # reductions lose NaNs in max and min over more than a few thousand elements, compute a pooling again for each use inside a fused dot
@@ -41,7 +42,26 @@ def not_set_by_user(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]
 
 
 @functools.cache
-def options_for_jit() -> Mapping[str, Any]:
-    """Returns the options for `jax.jit` of functions that are called outside the user's own `jax.jit`."""
+def _options_for_jit() -> dict[str, Any]:
     trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
     return supported(not_set_by_user(CPU_OPTIONS.items()), lambda options: trivial.compile(compiler_options=options))
+
+
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that `jax.jit` compiles with CPU_OPTIONS.
+
+    Inside the caller's own `jax.jit`, the function becomes part of the caller's program, which has the caller's options.
+    """
+    inlined, alone = jax.jit(function), functools.cache(lambda: jax.jit(function, compiler_options=_options_for_jit()))
+
+    def call(*operands: Any) -> Any:
+        if any(isinstance(operand, jax.core.Tracer) for operand in operands):
+            return inlined(*operands)
+        try:
+            return alone()(*operands)
+        except ValueError:  # JAX refuses options inside another `jax.jit`, where operands that are constants are no tracers
+            if not isinstance(jax.lax.neg(np.int32(0)), jax.core.Tracer):
+                raise
+            return inlined(*operands)
+
+    return call

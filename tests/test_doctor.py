@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from dynaxla import cli, doctor
 from dynaxla.doctor import Status
 from dynaxla.lowering.cpu import onednn_support
-from dynaxla.runtime import private
 
 
 def states(findings: list[doctor.Finding]) -> list[Status]:
@@ -55,14 +54,6 @@ def test_versions_of_jax_jaxlib_and_python() -> None:
     assert doctor.check_jaxlib("0.10.2", "0.9.0").state is Status.DOUBT
     assert doctor.check_jaxlib("0.10.2", None).state is Status.BROKEN
     assert doctor.check_python((3, 9)).state is Status.BROKEN
-
-
-def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn_support, "is_available", lambda: True)
-    monkeypatch.setattr(private, "jaxlib_version", lambda: next(iter(onednn_support.PACKED_WEIGHT_VERSIONS)))
-    assert states(doctor.examine_kernels()) == [Status.GOOD]
-    monkeypatch.setattr(private, "jaxlib_version", lambda: "0.10.9")
-    assert states(doctor.examine_kernels()) == [Status.GOOD, Status.NOTE]
 
 
 def test_wrong_sums_of_jax_are_noted() -> None:

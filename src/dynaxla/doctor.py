@@ -282,11 +282,7 @@ def examine_kernels() -> list[Finding]:
     if reason := onednn_support.why_not():
         fix = "nothing to do if this machine is not x86-64; without oneDNN, XLA's own kernels run, and most of them are slower"
         return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", Status.DOUBT, fix)]
-    found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", Status.GOOD)]
-    if not onednn_support.supports_packed():
-        value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED_WEIGHT_VERSIONS))}"
-        found.append(Finding("kernels", "frozen weights for oneDNN", value, Status.NOTE))
-    return found
+    return [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", Status.GOOD)]
 
 
 def examine_jax_defaults(add: Callable[[Any, Any], Any] | None = None) -> list[Finding]:

@@ -201,13 +201,12 @@ def test_key_depends_on_graph_and_options(options: Options) -> None:
         internals.other("versions"),
         internals.other("sources"),
         internals.other("processor"),
-        internals.other("processors"),
         internals.other("kernels"),
         lambda: patch.dict("os.environ", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}),
         lambda: jax.default_matmul_precision("bfloat16"),
         lambda: jax.numpy_rank_promotion("raise"),
     ],
-    ids=["version", "source", "processor", "processors", "kernels", "flags", "precision", "promotion"],
+    ids=["version", "source", "processor", "kernels", "flags", "precision", "promotion"],
 )
 def test_key_depends_on_the_environment(change: Callable[[], contextlib.AbstractContextManager[Any]], options: Options) -> None:
     plain = key(options)

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch._functorch._aot_autograd import descriptors
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase, written_inputs
 from dynaxla.config import Options
-from dynaxla.engine.frozen_values import FrozenValues, PackedOrPlain
+from dynaxla.engine.frozen_values import FrozenValues
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.schedule import Schedule
 from dynaxla.engine.scheduler import Scheduler, engine_for
 from dynaxla.engine.xla import CompiledGraph
 from dynaxla.observe import coverage
 from dynaxla.passes.aten.split import split
-from support import internals
 
 
 class RecordingTorchEngine:
@@ -129,29 +127,6 @@ def test_positions_and_descriptions_after_counters_are_split_off() -> None:
     args = [7, torch.full((3,), 2.0), torch.full((3,), 3.0)]
     number, product, written = program(args)
     assert (number, product.tolist(), written.tolist(), args) == (8, [6.0] * 3, [3.0] * 3, [])
-
-
-def test_packed_weights_are_used_only_if_their_order_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runner(name: str) -> Any:
-        created.append(name)
-        result = RecordingTorchEngine().runner(AtenGraph(name, make_fx(lambda x: [x + len(created)])(torch.zeros(1))))
-        return result
-
-    created: list[str] = []
-    program = PackedOrPlain(runner("packed"), lambda: runner("plain"))
-    assert program.executables() == ["packed"]
-    for is_valid, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
-        internals.valid_packing(monkeypatch, lambda is_valid=is_valid: is_valid)
-        assert program([torch.zeros(1)])[0].item() == expected
-    assert created == ["packed", "plain"], "the second program is created once, when it is needed"
-    assert program.executables() == ["packed", "plain"]
-    internals.valid_packing(monkeypatch, lambda: True)
-    with FakeTensorMode() as mode:
-        fake = mode.from_tensor(torch.zeros(1))
-    calls = []
-    program._plain = lambda args: calls.append(args)  # type: ignore[assignment]
-    program([fake])
-    assert len(calls) == 1, "torch cannot read packed weights"
 
 
 def compile_fullgraph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,6 @@ ELSEWHERE = {
     # Common parts of several lowerings are tested with the lowerings.
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
-    "passes/aten/test_weight_packing.py": "lowering/ops/packed",
     "lowering/ops/test_products_of_updates.py": "lowering/ops/indexed_slices",
     # These modules determine the order of torch's, XLA's and the host's work.
     "commands/gpu_programs/test_order_of_calls.py": "runtime/streams runtime/late_checks",

@@ -35,7 +35,7 @@ from dynaxla.interop import torch_graphs
 from dynaxla.lowering import implementations, kernel_refusals, registry
 from dynaxla.lowering import ops as lowerings
 from dynaxla.lowering.context import Context
-from dynaxla.lowering.cpu import gemv, split_k_gemv, torch_kernels, weight_orders
+from dynaxla.lowering.cpu import gemv, split_k_gemv, torch_kernels
 from dynaxla.lowering.implementations import Implementation, Implementations
 from dynaxla.lowering.ops import (
     attention_implementations,
@@ -53,7 +53,6 @@ from dynaxla.passes import pipeline
 from dynaxla.passes.aten import late_writes, repeated_blocks
 from dynaxla.passes.jaxpr import open_layouts
 from dynaxla.runtime import (
-    affinity,
     background,
     callbacks,
     devices,
@@ -106,7 +105,6 @@ _FACTS: dict[str, tuple[Any, str, Any]] = {
     "versions": (machine, "versions", ("another",)),
     "sources": (machine, "sources", "another"),
     "processor": (machine, "processor_facts", "another"),
-    "processors": (affinity, "processors", 99),
     "kernels": (torch.backends.cpu, "get_cpu_capability", "another"),
 }
 
@@ -115,11 +113,6 @@ def other(fact: str) -> Callable[[], AbstractContextManager[Any]]:
     """Returns a function that makes a context, in which one fact about the machine or the installed code differs."""
     target, name, answer = _FACTS[fact]
     return lambda: mock.patch.object(target, name, return_value=answer)
-
-
-def threads_folder(patch: Patch, path: str) -> None:
-    """Replaces the folder in which Linux lists the threads of this process."""
-    patch.setattr(affinity, "_THREADS", path)
 
 
 def libc(patch: Patch, function: Callable[[str], Callable[..., Any]]) -> None:
@@ -307,16 +300,6 @@ def no_refusals(patch: Patch) -> None:
 def support_of_ops(patch: Patch, op_support: Callable[[str], list[op_table.OpSupport]]) -> None:
     """Replaces the table of ops of a platform."""
     patch.setattr(op_table, "op_support", op_support)
-
-
-def valid_packing(patch: Patch, is_valid: Callable[[], bool]) -> None:
-    """Replaces the check that oneDNN reads packed weights in the orders that dynaxla knows."""
-    patch.setattr(weight_orders, "are_orders_valid", is_valid)
-
-
-def packings(patch: Patch, found: list[weight_orders.Packing]) -> None:
-    """Replaces the orders in which weights of matrix products can be packed."""
-    patch.setattr(weight_orders, "_of_matrices", lambda dtype: found)
 
 
 # Thresholds and times that are too large for tests

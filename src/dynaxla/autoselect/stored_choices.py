@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ..runtime import affinity, machine
+from ..runtime import machine
 from ..runtime.store import StoreProtocol
 from .contest import Choices
 
@@ -71,7 +71,7 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], device: torch.dev
         facts: further facts on which a choice depends, such as the engines and the options.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    hardware = machine.processor_facts(), gpu, torch.get_num_threads(), affinity.processors()
+    hardware = machine.processor_facts(), gpu, torch.get_num_threads()
     key = text_of(module, example_inputs), machine.versions(), machine.sources(), hardware, tuple(facts)
     return hashlib.blake2b(repr(key).encode(), digest_size=32).hexdigest()
 

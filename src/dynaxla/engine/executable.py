@@ -14,7 +14,7 @@ from .. import user_frames
 from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedOp
 from ..observe import events, metrics
-from ..runtime import affinity, callbacks, heap, private, programs
+from ..runtime import callbacks, heap, private, programs
 
 # The lists of all active `recorded_runs` contexts.
 _recorders: list[list[ProgramRun]] = []
@@ -136,7 +136,6 @@ class Executable:
         binding = self.binding
         if self._call is None:
             return binding.outputs((), tensors)
-        affinity.processors()
         try:
             with self._run_context():
                 start = metrics.now()

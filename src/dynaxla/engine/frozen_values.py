@@ -11,7 +11,6 @@ import torch
 from .. import forks
 from ..buffers.addresses import tensor_snapshot
 from ..capture.graph import OpenLayouts
-from ..lowering.cpu import weight_orders
 from ..observe import metrics
 from ..runtime import eager_fallback
 from ..runtime.programs import Orders
@@ -62,37 +61,6 @@ class FrozenValues:
 
     def executables(self) -> list[Executable]:
         return self._prepare.executables()
-
-
-class PackedOrPlain:
-    """Runs a frozen graph with weights packed for oneDNN's kernels, or the same graph with plain weights.
-
-    The graph with plain weights runs in threads in which oneDNN expects another order of packed weights. It also runs where torch must run
-    the graph (see runtime/eager_fallback.py), because torch has no kernels for packed weights.
-
-    Args:
-        packed: The runner with packed weights.
-        plain: Creates the runner with plain weights. Called once, when that runner is first needed.
-    """
-
-    def __init__(self, packed: Runner, plain: Callable[[], Runner]) -> None:
-        self._boxed_call = True
-        self.name = packed.name
-        self._packed = packed
-        self._make_plain = plain
-        self._plain: Runner | None = None
-        self._lock = forks.lock()
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if weight_orders.are_orders_valid() and not eager_fallback.is_being_traced() and not eager_fallback.is_needed(args):
-            return self._packed(args)
-        with self._lock:
-            if self._plain is None:
-                self._plain = self._make_plain()
-        return self._plain(args)
-
-    def executables(self) -> list[Executable]:
-        return [*self._packed.executables(), *(self._plain.executables() if self._plain is not None else [])]
 
 
 class _CachedResults:

@@ -22,7 +22,7 @@ import torch
 
 from ..lowering import implementations
 from ..lowering.registry import registry
-from ..runtime import affinity, machine
+from ..runtime import machine
 from ..runtime.clients import is_own, threads_of
 from ..runtime.store import StoreProtocol
 
@@ -97,7 +97,7 @@ def key_of(text: str | None, device: jax.Device, key_parts: Sequence[Any]) -> st
     settings = [(name, repr(getattr(jax.config, name, value))) for name, value in sorted(jax.config.values.items())]
     environment = (
         machine.processor_facts(), torch.backends.cpu.get_cpu_capability(), threads_of(device), torch.get_num_threads(),
-        affinity.processors(), os.environ.get("XLA_FLAGS", ""), settings,
+        os.environ.get("XLA_FLAGS", ""), settings,
     )  # fmt: skip
     parts = text, tuple(key_parts), machine.versions(), sources, lowerings, external_implementations, environment
     return hashlib.blake2b(repr(parts).encode(), digest_size=32).hexdigest()

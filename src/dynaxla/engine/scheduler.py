@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import forks
 from ..capture.graph import AtenGraph, OpenLayouts, Phase, copy_graph, graph_devices, tensors_of, written_inputs
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, UnsupportedOp
@@ -27,15 +26,14 @@ from ..lowering.graphs import describe_inputs, user_line
 from ..observe import coverage, metrics
 from ..passes import pipeline
 from ..passes.aten.device_transfers import COPY, has_several_devices
-from ..passes.aten.freeze import Frozen, copy_weights
+from ..passes.aten.freeze import Frozen
 from ..passes.aten.late_writes import LateWrites
 from ..passes.aten.split import GraphPart
 from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, last_writes, nodes_without_lowering, unsupported_nodes
-from ..passes.aten.weight_packing import pack_weights
 from ..passes.jaxpr.open_layouts import opens_layouts
 from ..runtime import devices, eager_fallback
 from .bucket import Bucket
-from .frozen_values import FrozenValues, PackedOrPlain
+from .frozen_values import FrozenValues
 from .protocol import Engine, Runner
 from .retrace import Retrace
 from .schedule import ConstantOutput, Schedule, Step, StepKind
@@ -100,22 +98,8 @@ class Scheduler:
     def _frozen(self, graph: AtenGraph) -> Runner:
         """Returns a runner that keeps the values which depend only on parameters and buffers (option freeze)."""
         device = devices.main_device(graph_devices(graph.module, unsupported_nodes(graph.module)))
-        implementations = self._options.implementations
-
-        def pack(nodes: torch.fx.Graph, fixed: Collection[Node]) -> bool:
-            return not forks.has_lost_xla() and pack_weights(nodes, fixed, devices.jax_device(device), implementations)
-
-        def plain() -> Runner:
-            frozen = pipeline.FREEZE(graph.module, graph.static)
-            return self.split(graph) if frozen is None else self.frozen_schedule(graph, frozen)
-
-        if opens_layouts(device.type):
-            frozen = pipeline.FREEZE(graph.module, graph.static, copy_weights)
-            return self.split(graph) if frozen is None else self.frozen_schedule(graph, frozen)
-        packed = pipeline.FREEZE(graph.module, graph.static, pack)
-        if packed is None or not packed.packed:
-            return plain()
-        return PackedOrPlain(self.frozen_schedule(graph, packed), plain)
+        frozen = pipeline.FREEZE(graph.module, graph.static, copy_weights=opens_layouts(device.type))
+        return self.split(graph) if frozen is None else self.frozen_schedule(graph, frozen)
 
     def frozen_schedule(self, graph: AtenGraph, frozen: Frozen) -> Schedule:
         """Returns the schedule of an inference graph in two parts. The first computes values from parameters and buffers alone."""

@@ -27,7 +27,7 @@ from ..torch_ops import aten
 from . import dtypes, fallback, kernel_refusals
 from .asynchronous import is_collective
 from .context import Context
-from .cpu import faster_kernels, weight_orders
+from .cpu import faster_kernels
 from .cpu.materialize import in_memory
 from .cpu.shared_values import shared_values
 from .eager import PORTABLE
@@ -78,7 +78,7 @@ class _Step:
         return self.is_refused or _has_effects(self.node)
 
 
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, weight_orders.packed_convolution)
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 class Interpreter:

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from ..observe import metrics
-from . import affinity, heap, interruptible, private, private_processes
+from . import heap, interruptible, private, private_processes
 from .clients import is_own, threads_of
 from .machine import processor_facts
 from .private import Fast
@@ -90,7 +90,6 @@ def compile_lowered(
 
     Raises: jax.errors.JaxRuntimeError; NotImplementedError for features that JAX's own compiler lacks on this platform.
     """
-    affinity.processors()
     if not is_own(device) and not processes:
         return _compile_with_jax(lowered, options, device.platform == "cpu")
     client = device.client
@@ -132,7 +131,6 @@ def compile_parts(
 
     Raises: as `compile_lowered` does.
     """
-    affinity.processors()
     compile_options, _ = private.compile_options(device, options)
     compile_options, devices = private_processes.as_partitions(compile_options, processes), private_processes.device_list(processes)
     compiling = functools.partial(device.client.compile_and_load, lowered.compiler_ir("stablehlo"), devices, compile_options)
@@ -195,7 +193,6 @@ def from_reference(
 
     Raises: jax.errors.JaxRuntimeError.
     """
-    affinity.processors()
     compile_options, devices = private.compile_options(device, options)
     if reference.startswith(_LOWERED):
         code = reference.removeprefix(_LOWERED)

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from dynaxla.lowering.cpu import onednn, onednn_support
 from dynaxla.runtime import clients, programs
-from support import internals
 
 needs_onednn = pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
 
@@ -33,12 +32,10 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
-def test_supported_dtypes_and_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supported_dtypes() -> None:
     assert onednn_support.supports(np.dtype(np.float32)) == onednn_support.is_available()
     assert not onednn_support.supports(np.dtype(np.float64))
     assert not onednn_support.supports(np.dtype(np.int32))
-    internals.jaxlib_release(monkeypatch, "0.99.0")
-    assert not onednn_support.supports_packed()
 
 
 @needs_onednn

@@ -104,6 +104,4 @@ ELSEWHERE: dict[str, str] = {
         aten.mkldnn_rnn_layer.default aten.mkldnn_rnn_layer_backward.default""",
     # This op has a kernel for GPUs alone.
     "lowering/ops/test_recurrent_cudnn.py": "aten._cudnn_rnn.default dynaxla.rnn_gradients.default",
-    # Our own op: a weight in the memory order that oneDNN reads.
-    "passes/aten/test_weight_packing.py": "dynaxla.pack.default dynaxla.packed_convolution.default dynaxla.packed_linear.default",
 }

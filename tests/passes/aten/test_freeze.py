@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.engine.frozen_values import _CachedResults
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics
-from dynaxla.passes.aten.freeze import copy_weights, freeze
+from dynaxla.passes.aten.freeze import freeze
 
 
 class Net(nn.Module):
@@ -286,10 +286,9 @@ def test_which_weights_are_copied() -> None:
     weights = [torch.randn(3, 3, 3, 3), torch.randn(3, 3, 1, 1), torch.randn(3, 3, 3, 3).to(memory_format=torch.channels_last)]
     inputs = [*weights, torch.randn(1, 3, 9, 9)]
     module = make_fx(function, tracing_mode="fake")(*inputs)
-    found = freeze(module, [0, 1, 2], copy_weights)
+    found = freeze(module, [0, 1, 2], copy_weights=True)
     assert found is not None
-    assert not found.packed
     assert [node.name for node in found.prepared.inputs] == ["shared_1"]
     assert [node.target for node in found.prepared.module.graph.nodes if node.op == "call_function"] == [torch.ops.aten.clone.default]
     torch.testing.assert_close(list(found.module(*inputs)), function(*inputs))
-    assert freeze(module, [0, 1, 2]) is None
+    assert freeze(module, [0, 1, 2], copy_weights=False) is None

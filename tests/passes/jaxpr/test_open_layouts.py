@@ -147,7 +147,7 @@ def test_prepared_weights_have_the_layout_that_the_program_reads(kind: type[Comp
 
     weight, unread, x = torch.randn(20, 30), torch.ones(1), torch.randn(30, 20)
     graph = AtenGraph("graph", traced(function, weight, unread, x), static=(0, 1))
-    frozen = freeze(graph.module, graph.static)
+    frozen = freeze(graph.module, graph.static, copy_weights=False)
     assert frozen is not None
     program = Scheduler(OpenLayoutEngine(kind), Options(freeze=True)).frozen_schedule(graph, frozen)
     values = program.steps[0].run

@@ -3,7 +3,6 @@
 onednn.py, torch_kernels.py   calls of oneDNN's kernels, and of torch's
 flash_attention.py            calls of torch's attention kernels
 onednn_support.py             dtypes and sizes for which oneDNN is used
-weight_orders.py              weights prepacked in oneDNN's blocked layouts
 measurements.py               measured times of single ops, by which torch's kernels or XLA's loops are chosen
 faster_kernels.py             ops that torch's kernels compute faster than XLA
 unfusable_graphs.py           graphs without anything to fuse, which torch runs

@@ -44,8 +44,6 @@ def matmul(
     bias: Array | None = None,
     activation: str = "",
     orders: Sequence[tuple[int, ...] | None] = (None, None, None),
-    *,
-    packed_columns: int = 0,
 ) -> Array:
     """Returns the products of the matrices in the last two dimensions. The dimensions before the last two are equal in x and y.
 
@@ -56,17 +54,13 @@ def matmul(
         bias: The bias, which is added to each row; or None.
         activation: A key of ACTIVATIONS, applied after the bias is added; or "".
         orders: The memory orders of x, y and the result: dimensions from the slowest-varying to the fastest. None means row-major.
-        packed_columns: The number n of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py); otherwise 0. With
-            y in this order, x must be one matrix, too.
 
     Shape:  x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype:  x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
-    rows, columns = x.shape[-1 if transpose_x else -2], packed_columns or y.shape[-2 if transpose_y else -1]
+    rows, columns = x.shape[-1 if transpose_x else -2], y.shape[-2 if transpose_y else -1]
     fused = [*(["BIAS"] if bias is not None else []), *([ACTIVATIONS[activation]] if activation else [])]
     config: dict[str, Any] = {"transpose_a": transpose_x, "transpose_b": transpose_y, "fusions": {"ops": fused}}
-    if packed_columns:
-        config["optimization_config"] = {"weights_prepacked": True}
     operands = [x, y]
     if bias is not None:
         operands.append(bias.reshape((1,) * (x.ndim - 1) + bias.shape))
@@ -87,7 +81,6 @@ def convolution(
     bias: Array | None = None,
     *,
     transposed_weight: bool = False,
-    packed_shape: Sequence[int] = (),
 ) -> Array:
     """Returns a convolution over one to three spatial dimensions.
 
@@ -95,7 +88,6 @@ def convolution(
         result_shape: The shape of the result.
         padding: (low, high) of each spatial dimension, not negative.
         transposed_weight: True if the first two dimensions of the weight are swapped; see Shape.
-        packed_shape: The shape of the weight, if the weight is in oneDNN's own order (see weight_orders.py); otherwise ().
 
     Shape:  x (batch, *space, in); weight (out, in / groups, *kernel), or (in, out, *kernel) with transposed_weight; bias (out,); result
             (batch, *space, out).
@@ -122,9 +114,6 @@ def convolution(
         },
         "feature_groups": groups,
     }
-    if packed_shape:
-        config["kernel"]["filter"]["shape"] = list(packed_shape)
-        config["optimization_config"] = {"weights_prepacked": True}
     operands = [x, weight]
     if bias is not None:
         config["fusions"] = {"ops": ["BIAS"]}

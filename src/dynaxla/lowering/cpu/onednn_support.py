@@ -20,9 +20,6 @@ from . import onednn
 # Releases of jaxlib that are known to interpret the configuration correctly. Other releases may number dimensions from one, for example.
 # The list is used only if the self-test has no results.
 KNOWN = ((0, 10), (0, 11), (0, 12))
-# The exact versions of jaxlib that were tested with weights in oneDNN's own order. XLA does not check the size and the order of such a
-# weight. If a version expects another size or order, a kernel computes wrong results, reads past the weight's end, or aborts the process.
-PACKED_WEIGHT_VERSIONS = frozenset(["0.10.2"])
 
 _TESTED_DTYPES = ("float32", "bfloat16")
 
@@ -68,11 +65,6 @@ def _has_calls() -> bool:
 def is_available() -> bool:
     """True if this XLA:CPU runs oneDNN's kernels, and their results are correct."""
     return not why_not()
-
-
-def supports_packed() -> bool:
-    """True if weights may be passed to oneDNN in its own order."""
-    return private.jaxlib_version() in PACKED_WEIGHT_VERSIONS and is_available()
 
 
 @functools.cache

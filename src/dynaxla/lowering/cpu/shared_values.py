@@ -7,7 +7,6 @@ from torch.fx import Graph, Node
 
 from ...torch_ops import aten
 from ..graphs import is_view
-from . import weight_orders
 
 # Ops whose operands must be in memory, because they call libraries; and the graph's output.
 _READERS = frozenset(
@@ -19,8 +18,6 @@ _READERS = frozenset(
         aten.convolution_backward.default,
         aten.mm.default,
         aten.native_layer_norm.default,
-        weight_orders.packed_convolution,
-        weight_orders.packed_linear,
         "output",
     ]
 )

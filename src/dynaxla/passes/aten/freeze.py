@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,20 +26,14 @@ class Frozen:
         module: the whole graph, with batch norms folded.
         prepared: the part that depends only on parameters and buffers.
         rest: the other part. The outputs of `prepared` are among the inputs of `rest`.
-        packed: the result of `pack`: True if a weight is packed.
     """
 
     module: GraphModule
     prepared: GraphPart
     rest: GraphPart
-    packed: bool
 
 
-# Changes a graph so that it reads packed weights: see the argument `pack` of `freeze`.
-Pack = Callable[[Graph, Collection[Node]], bool]
-
-
-def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambda graph, fixed: False) -> Frozen | None:
+def freeze(module: GraphModule, static_inputs: Sequence[int], *, copy_weights: bool) -> Frozen | None:
     """Splits a copy of a graph in two parts. Returns None if no computation depends only on parameters and buffers.
 
     Views are computed in `rest`, since they cost nothing. Values that the graph returns are computed in `rest`, too, since the caller may
@@ -48,15 +42,15 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     Args:
         module: the graph.
         static_inputs: the positions of parameters and buffers among the inputs.
-        pack: changes a graph so that the graph reads packed weights (in another memory order). Returns True if a weight is packed. The
-            second argument of `pack` has the parameters, the buffers and the nodes that depend only on these.
+        copy_weights: True if convolutions read copies of row-major parameters, since XLA can choose the memory order of a copy.
     """
     module = copy_graph(module)
     graph = module.graph
     placeholders = graph.find_nodes(op="placeholder")
     static = {placeholders[position] for position in static_inputs}
     fold_batch_norms(graph, static)
-    packed = pack(graph, static | _fixed_nodes(graph, static))
+    if copy_weights:
+        _copy_weights(graph, static)
     returned = _returned_nodes(graph)
     fixed = _fixed_nodes(graph, static) - returned
     # A view is part of `prepared` only if a computation in `prepared` reads the view.
@@ -74,7 +68,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     prepared = part_of(
         module, [node for node in nodes if node in prepared_nodes], [node for node in nodes if node in prepared_nodes & read]
     )
-    return Frozen(module, prepared, rest, packed)
+    return Frozen(module, prepared, rest)
 
 
 def _without_unused(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
@@ -147,18 +141,15 @@ def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
         _fold_into_convolution(graph, convolution, norm)
 
 
-def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
-    """Makes convolutions read copies of row-major parameters, since XLA can choose the memory order of a copy. Used as `pack` of `freeze`.
+def _copy_weights(graph: Graph, static: Collection[Node]) -> None:
+    """Makes convolutions read copies of row-major parameters (among the inputs `static`).
 
     The weights of pointwise (1x1) convolutions are not copied: their memory order makes no difference.
-
-    fixed: the parameters, the buffers, and the nodes that depend only on these.
-    Returns: False, since no weight is packed.
     """
     copies: dict[Node, Node] = {}
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         weight = node.args[1]
-        if weight.op != "placeholder" or weight not in fixed:
+        if weight.op != "placeholder" or weight not in static:
             continue
         value = weight.meta["val"]
         if not all(type(size) is int for size in value.shape) or math.prod(value.shape[2:]) == 1 or not value.is_contiguous():
@@ -168,7 +159,6 @@ def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
                 copies[weight] = graph.call_function(aten.clone.default, (weight,))
             copies[weight].meta["val"] = value.clone()
         node.args = (node.args[0], copies[weight], *node.args[2:])
-    return False
 
 
 def _is_parameter(node: Node, static: Collection[Node]) -> bool:

@@ -29,7 +29,6 @@ from torch.utils.flop_counter import flop_registry
 
 from ...capture.graph import called_subgraphs, subgraph
 from ...lowering import SymbolValues, TensorSpec
-from ...lowering.cpu import weight_orders
 from ...lowering.graphs import FOR_CHECKS
 from ...lowering.interpreter import constant_value, to_numpy
 from ...runtime import private
@@ -42,8 +41,6 @@ MIN_REPEATS = 3
 
 # The number of periods (distances between equal nodes) that are tried for a range of nodes, the most frequent period first.
 _MAX_TRIED_PERIODS = 16
-# The ops whose FLOPs torch counts (matrix products, convolutions, attention), and dynaxla's products with packed weights.
-_PRODUCTS = {*flop_registry, weight_orders.packed_linear.overloadpacket, weight_orders.packed_convolution.overloadpacket}
 
 
 @dataclass(frozen=True)
@@ -217,7 +214,7 @@ class _StructuralKeys:
         """Returns the number of bytes that the products among `nodes` read and write. Each storage counts once."""
         sizes: dict[int, int] = {}
         for node in nodes:
-            if getattr(node.target, "overloadpacket", None) in _PRODUCTS:
+            if getattr(node.target, "overloadpacket", None) in flop_registry:  # matrix products, convolutions, attention
                 for tensor in pytree.tree_leaves([item.meta.get("val") for item in (node, *node.all_input_nodes)]):
                     if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                         sizes[private.storage_id(tensor)] = math.prod(map(self._symbols.integer, tensor.shape)) * tensor.itemsize

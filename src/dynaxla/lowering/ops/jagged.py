@@ -50,7 +50,7 @@ def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths:
 def padded_dense_to_jagged(dense: Array, offsets: Sequence[Array], total_L: int | None = None, *, ctx: Context) -> Array:
     """The rows of a padded tensor without their padding, concatenated.
 
-    Shape:  dense (rows, padded_length, ...) gives (total_L, ...).
+    Shape:  dense (rows, padded_length, ...) gives (total_L, ...). `offsets`: as for `jagged_to_padded_dense`.
     Dtype:  that of dense.
     Raises: UnsupportedOp for more than one ragged dimension; RuntimeError when the program runs, for a row longer than dense.shape[1].
     """

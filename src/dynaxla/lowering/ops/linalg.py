@@ -1,7 +1,7 @@
 """Functions and errors shared by the lowerings of linear algebra, and the lowerings of the matrix exponential and the cross product.
 
 The last two dimensions are the matrices; all dimensions before them are batch dimensions. Matrix products always have the full precision of
-the dtype, also if a lower precision is set for other lowerings.
+the dtype, even if torch.set_float32_matmul_precision asks for less.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _OTHER_ERROR = (RuntimeError, "The factorization failed.")
 
 @lowers(aten._linalg_check_errors.default)
 def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Context) -> None:
-    """Makes the call raise eager mode's error for the function `api_name` if an `info` is not 0: that matrix could not be factored."""
+    """Makes the call raise eager mode's error for the function `api_name` if a matrix could not be factored: its `info` is not 0."""
     error, message = next((entry for word, entry in _ERRORS.items() if word in api_name), _OTHER_ERROR)
     ctx.require(lax.eq(info, full_like(info, 0)), error, f"{api_name}: {message}")
 
@@ -147,7 +147,7 @@ def linalg_matrix_exp(x: Array) -> Array:
     wide = x.astype(np.result_type(x.dtype, np.float64))
     norm = lax.reduce_max(lax.reduce_sum(lax.abs(wide), (x.ndim - 2,)), (x.ndim - 2,))
     finite = is_finite(norm)
-    # For a norm up to 1, the terms after the 20th power are below the rounding error.
+    # s (`halvings`) makes the norm of x / 2**s at most 1. Then the terms after the 20th power are below the rounding error.
     _, exponent = frexp(norm)
     halvings = jnp.where(finite, jnp.maximum(exponent, 0), 0)
     # x is scaled in two steps, as 2**s may overflow.

@@ -37,7 +37,7 @@ def _factor(x: Array) -> tuple[Array, Array]:
 
 
 def _factor_by_columns(x: Array) -> tuple[Array, Array]:
-    """Like `_factor`, but computes one column after the other. This is slow, but keeps the columns before a failure."""
+    """Like `_factor`, but slower: computes one column after the other, so that the columns before a failure are known."""
     size, last = x.shape[-1], x.ndim - 1
     positions = lax.iota(np.int32, size)
 
@@ -94,7 +94,7 @@ def solve_triangular(
     """Returns the solution x of t x = b, or with `left` False of x t = b.
 
     t is the upper (or lower) triangle of a, with `transposed` the transpose of this triangle, with `adjoint` its adjoint. With
-    `unitriangular`, the diagonal of a is not read and counts as ones.
+    `unitriangular`, the diagonal of a is not read and counts as ones. a and b must have the same batch dimensions.
     """
     return lax.linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, transpose_a=transposed or adjoint, conjugate_a=adjoint, unit_diagonal=unitriangular
@@ -105,7 +105,7 @@ def solve_triangular(
 def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
     """The solution x of t x = b, or with `left` False of x t = b, where t is the upper or lower triangle of a.
 
-    Shape:  that of b, the batch dimensions broadcast.
+    Shape:  that of b, with the batch dimensions of a and b broadcast against each other.
     """
     a, b = common_batch(a, b)
     return solve_triangular(a, b, upper=upper, left=left, unitriangular=unitriangular)
@@ -113,7 +113,7 @@ def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = Tru
 
 @lowers(aten.triangular_solve.default)
 def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Array, Array]:
-    """The solution x of t x = b, where t is the upper or lower triangle of a (or its transpose); and a.
+    """The solution x of t x = b, and a. t is the upper or lower triangle of a, or with `transpose` the transpose of this triangle.
 
     Shape:  the shapes of b and a, with the batch dimensions broadcast against each other.
     """
@@ -123,9 +123,9 @@ def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = F
 
 @lowers(aten.cholesky_solve.default)
 def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
-    """The solution x of a x = b, where `factor` is the Cholesky factor of a.
+    """The solution x of a x = b, where `factor` is the lower (or upper) Cholesky factor of a.
 
-    Shape:  that of b, the batch dimensions broadcast.
+    Shape:  that of b, with the batch dimensions of the factor and b broadcast against each other.
     """
     factor, b = common_batch(factor, b)
     return solve_triangular(factor, solve_triangular(factor, b, upper=upper, adjoint=upper), upper=upper, adjoint=not upper)
@@ -133,7 +133,7 @@ def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
 
 @lowers(aten.cholesky_inverse.default)
 def cholesky_inverse(factor: Array, upper: bool = False, *, ctx: Context) -> Array:
-    """The inverse of the matrix with the given Cholesky factor.
+    """The inverse of the matrix with the given lower (or upper) Cholesky factor.
 
     Shape:  that of the factor.
     Raises: LinAlgError when the program runs, for a zero on the diagonal.

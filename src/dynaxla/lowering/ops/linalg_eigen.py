@@ -26,7 +26,7 @@ from .linalg import LinAlgError, adjoint, common_batch, matmul, nan_unless, requ
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """The eigenvalues of symmetric matrices without eigenvectors, as a problem for implementations.
+    """The problem (see implementations.py) of computing the eigenvalues of symmetric or Hermitian matrices without eigenvectors.
 
     Attributes:
         shape: The shape of the matrices, (*batch, n, n).
@@ -55,7 +55,7 @@ class Eigenvalues:
 EIGENVALUES: Implementations[Eigenvalues] = Implementations("eigenvalues")
 
 
-# XLA:CPU calls a LAPACK routine that also computes the eigenvectors, which takes twice the time. For small matrices the call of torch costs
+# XLA:CPU calls a LAPACK routine that also computes the eigenvectors, which takes twice the time. For small matrices, calling torch costs
 # more than it saves.
 @EIGENVALUES.implementation("torch", platforms=["cpu"], preferred=lambda problem: math.prod(problem.shape) * problem.shape[-1] >= 1 << 16)
 def _by_torch(problem: Eigenvalues, x: Array) -> Array:
@@ -78,8 +78,8 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the eigenvectors are an empty vector.
     Dtype:  the real dtype of x for the eigenvalues, that of x for the eigenvectors.
-    Raises: LinAlgError when the program runs, for NaNs in matrices of more than two rows, because LAPACK does not converge. For smaller
-            matrices LAPACK converges, and the results are NaN.
+    Raises: LinAlgError when the program runs, if LAPACK does not converge and, as in eager mode, for NaNs in a matrix of more than two
+            rows. A smaller matrix with a NaN, and any matrix with an infinite element, gives NaN.
     """
     lower = UPLO.upper() == "L"
     x = tril(x) if lower else triu(x)

@@ -1,7 +1,7 @@
 """Lowerings of the LU factorization with pivoting, and of linear systems, inverses and determinants, which are computed from it.
 
-ATen's `pivots` are LAPACK's: element i is the row, counted from 1, that row i is exchanged with, in this order. XLA's `rows` are the
-resulting permutation: x[rows] = L U.
+ATen's `pivots` are LAPACK's: the first row is exchanged with row pivots[0], then the second with row pivots[1], and so on, where rows are
+counted from 1. XLA's `rows` are the resulting permutation: x[rows] = L U.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _row_permutation(pivots: Array, count: int) -> Array:
 
 
 def _permutation_matrix(rows: Array, dtype: dtypes.DType) -> Array:
-    """Returns the matrix P with x = P L U."""
+    """Returns the matrix P with x = P L U, for x[rows] = L U."""
     columns = lax.expand_dims(rows, [rows.ndim - 1])
     shape = (*rows.shape, rows.shape[-1])
     return convert(lax.eq(lax.broadcasted_iota(np.int32, shape, rows.ndim - 1), expand(columns, shape)), dtype)
@@ -123,17 +123,16 @@ def lu_unpack(
 def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False) -> Array:
     """The solution y of x y = b, or with `left` False of y x = b, where x is the factored matrix, or with `adjoint` its adjoint.
 
-    Shape:  that of b, the batch dimensions broadcast.
+    Shape:  that of b, with the batch dimensions of lu and b broadcast against each other.
     """
     return _solve(lu, _row_permutation(pivots, lu.shape[-1]), b, left=left, use_adjoint=adjoint)
 
 
 @functools.cache
 def _prefers_transpose(op: OpOverload) -> bool:
-    """True if torch's kernel of an op factors the transpose of a real contiguous matrix.
+    """True if torch's kernel of an op factors the transpose of a real contiguous matrix, instead of the matrix itself.
 
-    Torch's gradient formulas expect the kernel's factorization. Some releases of torch factor the matrix, others its transpose. So the
-    kernel is tried on a small matrix.
+    Torch's gradient formulas expect the kernel's choice, which depends on the release of torch. So the kernel is tried on a small matrix.
     """
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
@@ -142,7 +141,7 @@ def _prefers_transpose(op: OpOverload) -> bool:
 
 
 def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Array, bool]:
-    """Factors x, the current node's first argument, or its transpose: the matrix that torch's kernel of the node would factor.
+    """Factors x or the transpose of x, as torch's kernel of the current node would. x is the node's first argument.
 
     Returns the results of `_factor`, and True if the factored matrix is the transpose of x.
     """
@@ -157,6 +156,8 @@ def linalg_solve_ex(
     x: Array, b: Array, *, left: bool = True, check_errors: bool = False, ctx: Context
 ) -> tuple[Array, Array, Array, Array]:
     """The solution y of x y = b, or with `left` False of y x = b; and LU, pivots and `info` as for `linalg_lu_factor_ex`.
+
+    LU and pivots are those of the transpose of x if torch's kernel factors the transpose (see `_factor_as_kernel`).
 
     Shape:  that of b, which may contain one vector for each matrix; (*batch, n, n), (*batch, n) and (*batch).
     Dtype:  that of x, that of x, int32 and int32.
@@ -197,7 +198,7 @@ def _parity(pivots: Array, dtype: dtypes.DType) -> Array:
 
 @lowers(aten._linalg_det.default)
 def linalg_det(x: Array, *, ctx: Context) -> tuple[Array, Array, Array]:
-    """The determinant, LU, and pivots.
+    """The determinant, LU, and pivots. LU and pivots may be those of the transpose of x, as for `linalg_solve_ex`.
 
     Shape:  x (*batch, n, n) gives (*batch), (*batch, n, n) and (*batch, n).
     Dtype:  that of x, that of x, and int32.
@@ -208,7 +209,7 @@ def linalg_det(x: Array, *, ctx: Context) -> tuple[Array, Array, Array]:
 
 @lowers(aten._linalg_slogdet.default)
 def linalg_slogdet(x: Array, *, ctx: Context) -> tuple[Array, Array, Array, Array]:
-    """The determinant's sign, the logarithm of its absolute value, LU, and pivots.
+    """The determinant's sign, the logarithm of its absolute value, LU, and pivots (those of `linalg_det`).
 
     Shape:  x (*batch, n, n) gives (*batch), (*batch), (*batch, n, n) and (*batch, n).
     Dtype:  that of x; for the logarithm, the real dtype of x; for the pivots, int32.

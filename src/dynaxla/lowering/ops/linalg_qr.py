@@ -44,7 +44,7 @@ def ormqr(reflections: Array, tau: Array, x: Array, left: bool = True, transpose
 
 @lowers(aten.linalg_qr.default)
 def linalg_qr(x: Array, mode: str = "reduced", *, ctx: Context) -> tuple[Array, Array]:
-    """The QR factorization: Q with orthonormal columns and an upper triangular R, with x = Q R. In mode "r", Q is an empty vector.
+    """The QR factorization x = Q R: Q has orthonormal columns, R is upper triangular. In mode "r", Q is an empty vector.
 
     Shape:  x (*batch, m, n) gives (*batch, m, k) and (*batch, k, n), where k is m in mode "complete", else min(m, n).
     Dtype:  both: that of x.

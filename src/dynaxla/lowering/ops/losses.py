@@ -1,6 +1,6 @@
 """Lowerings of losses that check their arguments' values: negative log-likelihood, forward and backward, and binary cross entropy.
 
-Other losses are decomposed into elementwise ops and reductions.
+Margin losses are in margin_losses.py. Other losses are decomposed into elementwise ops and reductions.
 """
 
 from __future__ import annotations
@@ -71,13 +71,15 @@ def _gather_classes(x: Array, target: Array) -> Array:
 def nll_loss_forward(
     x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """The negative log-likelihood loss, -x[target] * weight[target], reduced; and the sum of the weights.
+    """The negative log-likelihood loss, -x[target] * weight[target], reduced; and the sum of the weights weight[target].
 
-    For a batch without a reduction, the sum of the weights is 0.
+    An ignored target has loss and weight 0. The mean is the sum of the losses divided by the sum of the weights. For a batch without a
+    reduction, the second result is 0 instead of the sum of the weights.
 
     Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target: the same without the classes. The loss has shape [],
             or without a reduction that of the target; the sum has shape [].
     Dtype:  both: that of x.
+    Raises: IndexError when the program runs, for a target that is neither a class nor `ignore_index`.
     """
     _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
@@ -107,10 +109,11 @@ def nll_loss_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """The gradient of the negative log-likelihood loss: -weight[target] times grad at each target class, zero elsewhere.
+    """The gradient of the negative log-likelihood loss: -weight[target] * grad (for a mean, / total_weight) at target classes, else zero.
 
     Shape:  that of x.
     Dtype:  that of x.
+    Raises: as `nll_loss_forward`.
     """
     _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:

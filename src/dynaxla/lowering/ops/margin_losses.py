@@ -24,7 +24,7 @@ def _with_rank(x: Array, rank: int) -> Array:
 
 
 def _grad_per_term(grad: Array, batch: int, classes: int, reduction: int) -> Array:
-    """Returns the gradient of the reduced loss with respect to one term of a sample's loss, which is a sum of terms.
+    """Returns the gradient of the reduced loss with respect to one term. A sample's loss is the sum of its terms, divided by `classes`.
 
     Shape:  (batch, 1).
     """
@@ -37,7 +37,7 @@ def _grad_per_term(grad: Array, batch: int, classes: int, reduction: int) -> Arr
 def multi_margin_loss_backward(
     grad: Array, x: Array, target: Array, p: Any, margin: Any, weight: Array | None = None, reduction: int = 1
 ) -> Array:
-    """The gradient with respect to x of sum(max(0, margin - x[target] + x[other]) ** p) / classes, a sum over all classes but the target.
+    """The gradient with respect to x of weight[target] * max(0, margin - x[target] + x[other]) ** p / classes, summed over other classes.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -83,7 +83,7 @@ def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int, *, c
     """The multi-label margin loss; and a mask with 1 for each class that is a target, else 0.
 
     A sample's loss is sum(max(0, 1 - x[target] + x[other])) / classes, over all its targets and all classes that are no targets. The list
-    of targets ends at the first -1. (Torch's decomposition also counts the targets after the -1.)
+    of targets ends at the first negative number. (Torch's decomposition is not used because it also counts the targets after that number.)
 
     Shape:  x (classes) or (batch, classes) gives [], or without a reduction the shape of x without the classes; and that of x.
     Dtype:  both: that of x.

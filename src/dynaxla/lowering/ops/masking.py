@@ -58,7 +58,8 @@ write_into = torch.ops.dynaxla.write_into.default
 def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_indices: Sequence[int], fill: bool | int | float) -> Array:
     """Replaces the padding along `dim` by `fill`.
 
-    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in one of these is not less than the true size.
+    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in any of them is not less than the true size
+    of that dimension.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -93,9 +94,9 @@ def _slice_at(x: Array, lengths: Array, dim: int, length_index: int, start: int 
 
 @lowers(cat_valid)
 def _cat_valid(tensors: Sequence[Array], lengths: Array, dim: int, length_indices: Sequence[int]) -> Array:
-    """Concatenates the valid elements of tensors. The elements after them are arbitrary.
+    """Concatenates the valid elements of tensors. The elements after the last valid one are arbitrary.
 
-    length_indices: for each tensor but the first, the index into `lengths` of its position in the result. This position is the sum of the
+    length_indices: for each tensor but the first, the index into `lengths` of the tensor's position in the result, which is the sum of the
         true sizes of the tensors before it.
     """
     first, *rest = tensors
@@ -118,7 +119,7 @@ def _write_into_zeros(x: Array, lengths: Array, dim: int, length_index: int, ctx
 def _check_index(
     index: Array, lengths: Array, dim: int, length_index: int, from_end: bool, is_index: bool, ignored: int | None = None, *, ctx: Context
 ) -> Array:
-    """Checks indices against the true size of dimension `dim`. Returns them, with the true size added to negative ones if `from_end`.
+    """Checks indices against the true size of a dimension. Returns the indices; with `from_end`, the true size is added to negative ones.
 
     Dtype:  int64.
     Raises: IndexError if `is_index`, else RuntimeError, when the program runs, for an index out of range.
@@ -146,7 +147,7 @@ def _check_index(
 
 @lowers(size_product)
 def _size_product(lengths: Array, length_indices: Sequence[int], times: int) -> Array:
-    """Returns `times` times the product of the true sizes at `length_indices`: int64[]."""
+    """Returns the product of `times` and the true sizes at `length_indices`: int64[]."""
     result = jnp.asarray(np.int64(times))
     for length_index in length_indices:
         result = lax.mul(result, lengths[length_index])
@@ -155,7 +156,7 @@ def _size_product(lengths: Array, length_indices: Sequence[int], times: int) -> 
 
 @lowers(as_tuple)
 def _as_tuple(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
-    """Returns the tensors (or None) as the results of one op."""
+    """Returns the tensors, each possibly None, as the results of one op."""
     return tuple(tensors)
 
 
@@ -203,7 +204,7 @@ def _reflect_or_replicate(
 
     before: the number of elements added in front; a negative number removes elements.
 
-    Shape:  that of the node's output, which differs from x in `dim` only. Elements after the true end are arbitrary.
+    Shape:  that of the node's output, which differs from x in `dim` only. Elements after the result's true size are arbitrary.
     """
     sources = _source_indices(cast(TensorSpec, ctx.output).shape[dim], lengths[length_index], before, is_reflection)
     return jnp.take(x, sources, axis=dim, mode="clip")

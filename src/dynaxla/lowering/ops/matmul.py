@@ -37,7 +37,7 @@ Order = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum of products over pairs of dimensions (a dot_general), as a problem for implementations: everything but the operands' values.
+    """The problem (see implementations.py) of a sum of products over pairs of dimensions: a dot_general without its operands' values.
 
     Attributes:
         x: The shape of the first operand.
@@ -89,9 +89,9 @@ class Contraction:
 
 CONTRACTION: Implementations[Contraction] = Implementations("contraction")
 
-# oneDNN is preferred from _MIN_ONEDNN_PRODUCTS multiplications on: below, XLA's own dot is as fast. With a single row, XLA's dot is as fast
-# for any size. For a linear layer with at most _MAX_LAYER_ROWS rows, oneDNN is also preferred if the weight has at least
-# _MIN_LAYER_ELEMENTS elements: XLA's dot reads a large weight more slowly, and for few rows most of the time is spent reading.
+# oneDNN is preferred from _MIN_ONEDNN_PRODUCTS multiplications on: below, XLA's dot is as fast. With one row or column, XLA's dot is as
+# fast for any size. For a linear layer with at most _MAX_LAYER_ROWS rows, oneDNN is also preferred if the weight has at least
+# _MIN_LAYER_ELEMENTS elements: for few rows most of the time is spent reading the weight, and XLA's dot reads a large one more slowly.
 _MIN_ONEDNN_PRODUCTS = 2_000_000
 _MIN_LAYER_ELEMENTS = 150_000
 _MAX_LAYER_ROWS = 16
@@ -110,11 +110,11 @@ def _supports_torch(problem: Contraction) -> bool:
     return _are_matrices(problem) and is_wide and torch.backends.mkl.is_available()
 
 
-# Batches of at least _MIN_BATCH matrices with at most _MAX_SMALL_SIZE rows, columns and terms: XLA's dot and oneDNN spend most of their
-# time on one call per matrix and take twice as long as MKL, which multiplies the whole batch in one call. Batches of matrices with at most
-# _MAX_TINY_SIZE rows and columns and sums of at most _MAX_TINY_TERMS terms are fastest as elementwise work (`_by_terms`).
-# A call of torch has a fixed cost. The call pays off for batches with at least _MIN_TORCH_BATCH_PRODUCTS multiplications. For two matrices
-# for which oneDNN is slow, it pays off with at least _MIN_TORCH_PAIR_PRODUCTS multiplications.
+# MKL multiplies a batch of matrices in one call. XLA's dot and oneDNN make one call for each matrix. For batches of at least _MIN_BATCH
+# matrices with at most _MAX_SMALL_SIZE rows, columns and terms (the contracted dimension), they take twice as long as MKL. Batches with at
+# most _MAX_TINY_SIZE rows and columns and at most _MAX_TINY_TERMS terms are fastest as elementwise work (`_by_terms`).
+# A call of torch has a fixed cost. The call pays off for batches with at least _MIN_TORCH_BATCH_PRODUCTS multiplications. For a product of
+# two matrices with `onednn_support.is_slow`, it pays off with at least _MIN_TORCH_PAIR_PRODUCTS multiplications.
 _MAX_SMALL_SIZE, _MAX_TINY_SIZE, _MAX_TINY_TERMS, _MIN_BATCH = 32, 16, 8, 16
 _MIN_TORCH_BATCH_PRODUCTS, _MIN_TORCH_PAIR_PRODUCTS = 400_000, 32_000_000
 
@@ -127,10 +127,10 @@ def _are_tiny(problem: Contraction) -> bool:
 def _prefers_torch(problem: Contraction) -> bool:
     """True if MKL's kernels are expected to be faster than oneDNN's.
 
-    On Intel's processors, oneDNN's kernels take up to 2.5 times as long as MKL's if the contracted dimension is not the last of x and of y,
-    as in the gradients of a linear layer. For the layer itself oneDNN's kernels are as fast, and they add the bias and apply the activation
-    in the same pass. On other processors MKL's kernels take 2.2 times as long as oneDNN's (AMD EPYC, family 26), or the same time on
-    processors with AVX2 but no AVX-512, except for the sizes of `onednn_support.is_slow`.
+    On Intel's processors, oneDNN's kernels are as fast as MKL's if the contracted dimension is the last of both x and y, as in a linear
+    layer; and oneDNN also adds the bias and applies the activation in the same pass. Otherwise, as in the gradients of a linear layer,
+    oneDNN takes up to 2.5 times as long as MKL. On other processors, MKL takes 2.2 times as long as oneDNN (AMD EPYC, family 26), or the
+    same time (processors with AVX2 but no AVX-512). The exceptions are the sizes for which `onednn_support.is_slow` is True.
     """
     inner = problem.x[problem.over[0][0]]
     if len(problem.x) > 2:
@@ -225,8 +225,8 @@ def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = No
     )
 
 
-# For half types, XLA's dot is as fast below _MIN_HALF_VECTOR_PRODUCTS multiplications: converting the matrix costs little. For float32, it
-# is as fast below _MIN_FLOAT_VECTOR_PRODUCTS: the matrix stays in the processor's inner caches.
+# With fewer multiplications than these, XLA's dot is as fast as the kernels of `gemv`: for half types, converting the matrix costs little;
+# for float32, the matrix stays in the processor's inner caches.
 _MIN_HALF_VECTOR_PRODUCTS = 16_000
 _MIN_FLOAT_VECTOR_PRODUCTS = 250_000
 
@@ -234,7 +234,7 @@ _MIN_FLOAT_VECTOR_PRODUCTS = 250_000
 def _supports_few_vectors(problem: Contraction) -> bool:
     """True for products of one vector with a matrix, if `gemv` has a kernel for them.
 
-    XLA reads the matrix at less than the memory's bandwidth, and first converts the whole matrix if it has a half type.
+    XLA's dot reads the matrix at less than the memory's bandwidth, and first converts the whole matrix if it has a half type.
     """
     return (
         len(problem.x) == len(problem.y) == 2
@@ -282,7 +282,7 @@ def contract(
         over: The contracted dimensions of x and of y.
         ctx: The context of the current node.
         batch: The batch dimensions of x and of y.
-        dtype: The dtype of the result.
+        dtype: The dtype of the result, or None for the accumulator's.
         order: The preferred memory layout of the result: dimensions from the slowest to the fastest.
     """
     problem = _problem(x, y, over, batch, dtype or dtypes.accumulator(x.dtype), ctx, order)
@@ -315,10 +315,8 @@ def _scale(x: Array, factor: Any) -> Array:
 def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *, is_eager_loop: bool = False) -> Array:
     """Returns beta * x + alpha * product, cast to dtype. With beta = 0, NaNs of x are ignored.
 
-    With alpha = 0, NaNs of the product are ignored too if ATen computes the product by BLAS, which then skips it.
-
-    is_eager_loop: True if ATen computes the product in its own loop, which multiplies by any alpha. BLAS has no half types, so products of
-        half types are always multiplied by alpha.
+    With alpha = 0, NaNs of the product are ignored if ATen computes the product by BLAS, which then skips the product. ATen's own CPU loops
+    multiply by alpha = 0 instead. They compute the products of half types, which BLAS lacks there, and those with `is_eager_loop`.
     """
     if alpha == 0 and not is_eager_loop and dtypes.is_inexact(dtype) and np.dtype(dtype).itemsize >= 4:
         return full_like(product, 0, dtype) if beta == 0 else _scale(expand(convert(x, dtype), product.shape), beta)
@@ -328,7 +326,7 @@ def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *
     return convert(product, dtype)
 
 
-# ATen computes a batch of matrix products in its own loop, not with BLAS, if each product has fewer multiplications than this.
+# On the CPU, ATen computes a batch of matrix products in its own loop, not with BLAS, if each product has fewer multiplications than this.
 # Source: ATen native/LinearAlgebra.cpp, bmm_out_or_baddbmm_
 _EAGER_LOOP_PRODUCTS = 400
 
@@ -356,14 +354,12 @@ def _matmul(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | Non
 
 
 def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] | None:
-    """Returns the matrix that a batch repeats, before its transposes, and the positions of its dimensions; see `untransposed`.
+    """Returns the matrix that a batch repeats, before its transposes, and the position of each dimension in it, as `untransposed` does.
 
-    Returns None if the argument is not one repeated matrix.
+    Returns None if the argument at position `index` of the current node is not a batch that repeats one matrix.
 
     ATen expands a linear layer's weight to such a batch if the layer's input is not contiguous and no gradient is needed. As a batch, the
     weight would be copied for each element.
-
-    index: the position of the batch among the current node's arguments.
     """
     node = ctx.node.args[index]
     while isinstance(node, Node) and node.target is aten.view.default and node.args[0] in ctx.values:
@@ -373,7 +369,7 @@ def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] 
     if not isinstance(node, Node) or node.target is not aten.expand.default or node.args[0] not in ctx.values:
         return None
     matrix = ctx.values[node.args[0]]
-    # The tensor before the expand may have another rank, or be a matrix that is expanded along its own dimensions.
+    # The tensor before the expand may have another rank, or be a matrix that is expanded along its own dimensions: no repeated matrix.
     if matrix.ndim != 2 or ctx.values[node].shape[1:] != matrix.shape or not is_static(ctx.input(index - 1).shape):
         return None
     return untransposed_node(ctx, node.args[0], matrix)
@@ -401,7 +397,7 @@ def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, 
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(x: Array, y: Array, *, ctx: Context) -> Array:
-    """x @ y, for two matrices or two batches of matrices of the same length. Half types are added in float32.
+    """x @ y, for two matrices or for two batches of equally many matrices. Half types are added in float32.
 
     Dtype:  that of x.
     """
@@ -419,9 +415,9 @@ def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """beta * x + alpha * (y @ z), for two matrices or two batches of matrices of the same length. x is broadcast.
+    """beta * x + alpha * (y @ z), for two matrices or for two batches of equally many matrices. x is broadcast.
 
-    A term with a factor of zero is left out, as in ATen: see `_add_scaled`.
+    A term with a factor of zero is left out where ATen leaves it out: see `_add_scaled`.
 
     Dtype:  that of y.
     """

@@ -32,9 +32,10 @@ from .windows import Windows
 
 
 def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
-    """Returns each window's maximum and its flat index in the input's last dimensions.
+    """Returns each window's maximum and its flat index in the pooled dimensions, which are the last ones of x.
 
-    Reduces one dimension after the other. As in ATen, the index is that of the first of equal maxima, or of the last NaN.
+    Reduces one dimension after the other, tap by tap: a tap is one position in the window. As in ATen, the index is that of the first of
+    equal maxima, or of the last NaN.
 
     Dtype:  that of x; int64.
     """
@@ -71,7 +72,7 @@ def _maximum(dims: Sequence[PoolWindows], x: Array, ctx: Context) -> Array:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """A max pooling with indices, as a problem for implementations: everything but the operands' values. The operand is the pooled array.
+    """The problem (see implementations.py) of max pooling with indices: all but the operand's values. The operand is the pooled array.
 
     Attributes:
         shape: The shape of the pooled array.
@@ -119,7 +120,7 @@ class MaxPool:
 
 
 class MaxPoolGradient(MaxPool):
-    """The gradient of a max pooling with indices, as a problem for implementations.
+    """The problem of the gradient of max pooling with indices.
 
     The operands are the result's gradient, the pooled array, and the flat indices of the maxima.
     """
@@ -197,9 +198,10 @@ def _has_few_taps(problem: MaxPoolGradient) -> bool:
 
 @MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps, is_partitionable=True)
 def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
-    """Sums, for each element of the input, the gradients of the windows that have their maximum there, tap by tap.
+    """Sums, for each element of the input, the gradients of the windows that have their maximum there.
 
-    XLA's scatter is slower for windows of few taps: it applies one update at a time.
+    Each tap (position in the window) is an elementwise computation for all windows. For few taps this is faster than XLA's scatter, which
+    applies one update at a time.
     """
     wide = to_accumulator(grad)
     zero = lax.full_like(wide, 0)
@@ -232,7 +234,7 @@ def max_pool_with_indices(
 ) -> tuple[Array, Array | None]:
     """The maximum of each window, NaN if the window has a NaN, and its flat index in the last two or three dimensions.
 
-    The indices are None if the graph does not use them.
+    The indices are None if the graph does not use them. Of equal maxima, the first one's index is returned; of NaNs, the last one's.
 
     Shape:  both: x (..., *space) gives (..., *windows).
     Dtype:  that of x, and int64.
@@ -315,7 +317,7 @@ def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Ar
 
 
 def maxima(values: Array, positions: Array, window_dims: Sequence[int]) -> tuple[Array, Array]:
-    """Returns the maxima over some dimensions, and the positions of the first of equal maxima, or of the last NaN.
+    """Returns the maximum over some dimensions, and the lowest position of equal maxima, or the highest position of a NaN.
 
     Args:
         values: The elements of the windows.
@@ -346,11 +348,7 @@ def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array
 
 @lowers(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    """The gradient of adaptive max pooling: each output's gradient is added at the position of its maximum.
-
-    Shape:  that of x.
-    Dtype:  that of x.
-    """
+    """As `adaptive_max_pool2d_backward`, in three dimensions."""
     return scatter_maxima(grad, x, indices, 3)
 
 
@@ -366,6 +364,7 @@ def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) 
 
     Shape:  x (..., *windows) gives (..., *output_size).
     Dtype:  that of x.
+    Raises: RuntimeError when the program runs, for an index out of range.
     """
     count, shape = len(output_size), ctx.output.shape
     if 0 in shape:

@@ -15,7 +15,7 @@ def group_sizes(ends: Array) -> Array:
 
 
 def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precision) -> Array:
-    """Returns rows ends[g-1]:ends[g] of x times weights[g], for each group g. Rows after the last group are zero.
+    """Returns rows ends[g-1]:ends[g] of x times weights[g], for each group g. The result's rows after the last group are zero.
 
     Shape:  x [rows, k] and weights [groups, k, n] give [rows, n].
     Dtype:  that of x.
@@ -32,7 +32,7 @@ def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
 
 @lowers("transformers::grouped_mm_fallback_backward")
 def grouped_mm_backward(x: Array, weights: Array, ends: Array, grad: Array, *, ctx: Context) -> tuple[Array, Array]:
-    """The gradients of x, [rows, k], and of the weights, [groups, k, n]."""
+    """The gradients of `grouped_mm` for x, [rows, k], and for the weights, [groups, k, n]. grad: [rows, n]."""
     grad_x = grouped_matmul(grad, lax.transpose(weights, (0, 2, 1)), ends, ctx.settings.matmul_precision)
     dimension_numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=())
     grad_weights = lax.ragged_dot_general(

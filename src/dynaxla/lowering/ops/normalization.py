@@ -47,7 +47,7 @@ def normalize_last(
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """A layer normalization without its statistics, as a problem for implementations: everything but the operands' values.
+    """The problem (see implementations.py) of a layer normalization whose statistics are not used: everything but the operands' values.
 
     Attributes:
         x: The shape of the input.
@@ -113,7 +113,7 @@ def native_layer_norm(
     Mean and 1 / standard deviation are None if the graph uses neither of them.
 
     Shape:  that of x; the statistics keep the normalized dimensions with size 1.
-    Dtype:  that of x; the statistics have the dtype of the op's outputs, and are computed in float32 for half types.
+    Dtype:  that of x; the statistics have the dtype of the node's outputs, and are computed in float32 for half types.
     """
     count = len(normalized_shape)
     if not is_result_used(ctx.node, 1) and not is_result_used(ctx.node, 2):
@@ -171,7 +171,7 @@ def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims:
     It is (grad - mean(grad) - normalized * mean(grad * normalized)) / standard deviation.
 
     Args:
-        grad: The gradient of the normalized input, before weight and bias.
+        grad: The gradient of the normalized input: the result's gradient times the weight.
         normalized: The normalized input.
         rstd: 1 / standard deviation, without the dimensions `dims`.
         dims: The normalized dimensions.
@@ -201,7 +201,7 @@ def native_group_norm(
     """(x - mean) / standard deviation * weight + bias, over each group of channels; the mean; and 1 / standard deviation.
 
     Shape:  that of x; the statistics are (batch, group).
-    Dtype:  that of x; the statistics have the dtype of the op's outputs, and are computed in float32 for half types.
+    Dtype:  that of x; the statistics have the dtype of the node's outputs, and are computed in float32 for half types.
     """
     wide = to_accumulator(x)
     groups = _GroupMeans(batch, channels, group, x.shape, ctx)
@@ -263,8 +263,8 @@ def native_group_norm_backward(
     """The gradients of input, weight and bias, None where `output_mask` is False.
 
     Shape:  that of x, (channels) and (channels).
-    Dtype:  the input's gradient has the dtype of torch's fake kernel: that of x, or of a wider weight (autograd casts it back). The other
-            gradients have the dtype of the weight, or of x without a weight.
+    Dtype:  the input's gradient has the dtype that torch's fake kernel gives: that of x, or of the weight if that is wider. Autograd casts
+            this gradient back. The other gradients have the dtype of the weight, or of x without a weight.
     """
     dtype = dtypes.accumulator(x.dtype)
     groups = _GroupMeans(batch, channels, group, x.shape, ctx)
@@ -297,7 +297,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
     """x / RMS * weight, where RMS is the root mean square over the last dimensions; and 1 / RMS.
 
     Shape:  that of x; 1 / RMS keeps the normalized dimensions with size 1.
-    Dtype:  those of the op's outputs; half types are computed in float32.
+    Dtype:  those of the node's outputs; half types are computed in float32.
     """
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)

@@ -1,4 +1,4 @@
-"""Lowerings of the optimizers' fused steps, and of gradient scaling before and after them. Half types are computed in float32."""
+"""Lowerings of the optimizers' fused steps, and of the ops of torch.amp.GradScaler. Half types are computed in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..promotion import broadcast_like, convert, full_like, to_accumulator
 from ..registry import lowers
 
 Tensors = Sequence[Array]
-# Maps one parameter, its gradient and its states, all in the accumulator's dtype, to the new parameter and the new states.
+# Maps a parameter, its gradient, its states and, if used, the step count, all in the accumulator's dtype, to the new parameter and states.
 Step = Callable[..., tuple[Array, ...]]
 
 
@@ -45,12 +45,11 @@ def _apply_step(
         params: The parameters.
         grads: A gradient for each parameter.
         states: Lists of states, each with one tensor for each parameter.
-        steps: The number of steps for each parameter, or None if `step` does not use it.
-        step: A function of a parameter, its gradient, its states, and with `steps` the number of steps (rank 0), all in the accumulator's
-            dtype.
+        steps: The number of steps for each parameter, this step included, or None if `step` does not use it.
+        step: The step of one parameter. It takes the number of steps (rank 0) as its last argument unless `steps` is None.
         maximize: True to pass negated gradients to `step`.
         grad_scale: The factor by which the gradients were scaled, or None.
-        found_inf: 1 if a gradient was infinite or NaN; or None, and the step is never skipped.
+        found_inf: 1 if a gradient was infinite or NaN. With None, the step is never skipped.
     """
     is_skipped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
     out: tuple[list[Array], ...] = tuple([] for _ in range(2 + len(states)))
@@ -80,8 +79,8 @@ def _may_be_nonzero(value: Any) -> bool:
 def _bias_correction(beta: Any, count: Array) -> Array:
     """Returns 1 - beta ** count.
 
-    torch computes the correction in float64. Here float32 is enough. A TPU emulates float64, in 1,447 instructions for a power. To subtract
-    a float32 power from 1 would cancel digits. With expm1 the relative error is at most 3.6e-7, for any number of steps.
+    torch computes the correction in float64, which a TPU emulates, in 1,447 instructions for a power. Here it is computed in the dtype of
+    `count`. In float32, a power subtracted from 1 would lose digits. With expm1 the relative error is at most 3.6e-7 for any count.
     """
     if not _may_be_nonzero(beta):
         return full_like(count, 1)
@@ -239,7 +238,8 @@ def update_scale(
 ) -> tuple[Array, Array]:
     """The new scale, and the new number of successive steps without an infinite gradient.
 
-    An infinite gradient reduces the scale. After `growth_interval` steps without one, the scale grows. Both set the number to 0.
+    An infinite gradient reduces the scale. After `growth_interval` steps without an infinite gradient, the scale grows, unless it would
+    become infinite. In both cases the number of steps becomes 0.
 
     Shape:  those of `scale` and `growth_tracker`.
     Dtype:  those of `scale` and `growth_tracker`.

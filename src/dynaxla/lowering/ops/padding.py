@@ -82,7 +82,7 @@ def replication_pad(x: Array, padding: Sequence[int]) -> Array:
 
 
 def _padding_gradient(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Array, padding: Sequence[int]) -> Array:
-    """Returns the gradient of x for a padding: each padding element's gradient is added to the gradient of the element that it copies."""
+    """Returns the gradient of x in `pad`: each padding element's gradient is added to the gradient of the element that it copies."""
     dtype = dtypes.accumulator(grad.dtype)
     like = jax.ShapeDtypeStruct(x.shape, dtype)
     (result,) = jax.linear_transpose(lambda operand: pad(operand, padding), like)(convert(grad, dtype))

@@ -4,7 +4,7 @@ JAX has no functions for orthogonal polynomials. A call of torch's kernel (see f
 possible on a TPU.
 
 Each polynomial is 1 at degree 0 and has a closed form at degree 1; higher degrees follow by a recurrence of three terms. A negative degree
-gives 0, a fractional degree is truncated.
+gives 0. A fractional degree is truncated.
 
 Source: NIST Digital Library of Mathematical Functions, sections 18.5 and 18.9; the special cases are those of ATen native/Math.h.
 """
@@ -23,7 +23,7 @@ from ..registry import lower_table
 
 _INT64 = np.dtype(np.int64)
 
-# Returns the polynomial of degree k + 1 from x, k, and the polynomials of degrees k and k - 1.
+# Returns the value of the polynomial of degree k + 1, from x, k, and the values for the degrees k and k - 1.
 Recurrence = Callable[[Array, Array, Array, Array], Array]
 
 
@@ -40,14 +40,14 @@ def _degree(n: Array) -> Array:
 def _by_recurrence(x: Array, n: Array, mask: Array, first: Array, recurrence: Recurrence) -> Array:
     """Returns the polynomial of degree n by the recurrence, where `mask` is True.
 
-    The loop ends when no element changes anymore: each element has reached its degree n, or is NaN.
+    The loop ends when each element with `mask` has reached its degree n, or is NaN.
 
     Args:
         x: The points.
         n: The degrees, int64.
         mask: True for the elements to compute. Elsewhere the result is arbitrary.
-        first: The polynomial of degree 1.
-        recurrence: Returns the polynomial of the next degree.
+        first: The polynomial of degree 1 at x.
+        recurrence: Returns the polynomial of the next degree at x.
     """
 
     def active(k: Array, last: Array) -> Array:
@@ -100,7 +100,8 @@ def _chebyshev(kind: str, shifted: bool, min_trigonometric_degree: int) -> Calla
         half_angle = lax.mul(angle, number(0.5, x.dtype))
         middle_angle = lax.mul(lax.add(degree, number(0.5, x.dtype)), angle)
         next_degree, odd_number = lax.add(degree, one), lax.add(_twice(degree), one)
-        # first: the polynomial of degree 1. at_1, at_minus_1: the values at x = 1 and -1. trigonometric: the values between these ends.
+        # first: the polynomial of degree 1. at_1, at_minus_1: the values at x = 1 and -1. trigonometric: the values between these ends,
+        # with ATen's limits where the denominator is zero.
         if kind == "t":
             first, at_1, at_minus_1 = x, one, _alternating(n, one)
             trigonometric = lax.cos(lax.mul(degree, angle))

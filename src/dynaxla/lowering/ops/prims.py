@@ -90,21 +90,13 @@ def div(x: Array, y: Array) -> Array:
 
 @lowers(prims.normal.default)
 def normal(shape: list[int], *, mean: float, std: float, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
-    """Random numbers from the normal distribution.
-
-    Shape:  `shape`.
-    Dtype:  `dtype`.
-    """
+    """Random numbers from the normal distribution."""
     return random.normal(mean, std, ctx=ctx)
 
 
 @lowers(prims.uniform.default)
 def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: list[int], ctx: Context) -> Array:
-    """Random numbers from the uniform distribution on [low, high).
-
-    Shape:  `shape`.
-    Dtype:  `dtype`.
-    """
+    """Random numbers from the uniform distribution on [low, high)."""
     return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
 
 
@@ -115,7 +107,7 @@ Reduce = Callable[[Array, Sequence[int]], Array]
 
 def _reduction(reduce: Reduce) -> Lowering:
     def lowering(x: Array, dims: Sequence[int] | None, *, output_dtype: DType | None = None) -> Array:
-        """Reduces x over `dims`. A rank-0 x may be reduced over dimension 0."""
+        """Reduces x over `dims`, or over all dimensions for None. A rank-0 x may be reduced over dimension 0."""
         out = output_dtype or x.dtype
         return convert(reduce(convert(x, dtypes.accumulator(out)), tuple(range(x.ndim) if dims is None or x.ndim == 0 else dims)), out)
 
@@ -132,7 +124,7 @@ def _product(x: Array, dims: Sequence[int]) -> Array:
 
 @lowers(prims.var.default)
 def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, output_dtype: DType | None = None, ctx: Context) -> Array:
-    """The variance over `dims`. For an empty list, the variance of each element as a sample of its own.
+    """The variance over `dims`, or over all dimensions for None. For an empty list, each element is a sample of its own.
 
     Dtype:  `output_dtype` if given, else the real dtype of x.
     """

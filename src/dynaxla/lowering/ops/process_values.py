@@ -1,7 +1,7 @@
 """Ops on tensors of several processes, and their lowerings, for one program that XLA partitions (see passes/aten/global_view.py).
 
-A global tensor has its own dimensions, and may be sharded over the processes. A local tensor has a value in each process, and these values
-may differ. In the program, a local tensor has one more dimension for each axis of the mesh, and is sharded along this dimension.
+A global tensor has one value for all processes, and may be sharded over them. A local tensor has a value in each process, and these values
+may differ. The program holds them in one array. In the ops below, the array has a dimension for each mesh axis, sharded over that axis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def reshard(x: torch.Tensor, spec: Sequence[str], grad_spec: Sequence[str]) -> A
     "dynaxla::replicated_to_local", mutates_args=(), schema="(Tensor x, int dim, int size, str axis, str grad_reduction) -> Tensor"
 )
 def replicated_to_local(x: torch.Tensor, dim: int, size: int, axis: str, grad_reduction: str) -> Any:
-    """x with a new dimension, which holds a local copy for each process of a mesh axis.
+    """x with a new dimension, which holds a local copy for each process along a mesh axis.
 
     Args:
         x: The global tensor.

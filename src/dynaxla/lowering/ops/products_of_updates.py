@@ -1,8 +1,9 @@
 """Products with an updated tensor, computed from the tensor before the update and the new slices, without a copy (see slice_updates.py).
 
-If the updated dimension remains in the result, the products with the new slices replace the products with the overwritten slices. If the
-updated dimension is summed, the overwritten slices get weight zero, and the products with the new slices are added. Overwritten values
-never reach the result: zero times infinity or NaN is NaN, so overwritten slices with such values are set to zero first.
+An updated tensor is a tensor with a few new slices, such as a key/value cache after a new token. If the updated dimension remains in the
+result, the products with the new slices replace the products with the overwritten slices. If the updated dimension is summed, the
+overwritten slices are multiplied by zero, and the products with the new slices are added. Zero times infinity or NaN is NaN. So if an
+overwritten slice has such a value, the overwritten slices are set to zero first.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from .scattering import broadcast_values, write_slices
 
 @dataclass(frozen=True)
 class UpdatedProductProblem:
-    """A product with an updated tensor, as a problem for implementations.
+    """The problem (see implementations.py) of a product with an updated tensor.
 
     Attributes:
-        shape: The shape of the tensor.
+        shape: The shape of the tensor, with its dimensions split (see `UpdatedOperand`).
         dtype: The dtype of the tensor.
         count: The number of new slices.
         size: The number of slices of the tensor: the product of the sizes of the updated dimensions.
-        rows: The number of vectors with which each vector of the tensor is multiplied.
+        rows: The number of vectors of the other operand with which each vector of the tensor is multiplied.
         sums_slices: True if the product sums over the dimension of the slices.
         is_moved: True if the batch dimensions are not the first dimensions of the tensor.
         has_strides: True if the tensor has, apart from the batch dimensions, one summed dimension and one other dimension, and one of the
@@ -60,9 +61,9 @@ class UpdatedProductProblem:
 
 PRODUCT_OF_UPDATE: Implementations[UpdatedProductProblem] = Implementations("product_of_update")
 
-# For a tensor of at most this many elements, copying it is faster than avoiding the copy.
+# For a tensor of at most this many elements, copying the tensor is faster than avoiding the copy.
 _MAX_COPIED_ELEMENTS = 20_000
-# With more rows than this, the scores are no smaller than the tensor.
+# With more rows than this, the product (the scores, in attention) is no smaller than the tensor.
 _MAX_ROWS = 32
 # The tensor must have at least this many slices for each new one.
 _MIN_SLICES_PER_NEW_SLICE = 4
@@ -105,8 +106,8 @@ def product_of_update(ctx: Context, position: int, other: Array, contracting: Se
 def _prefers_parts(problem: UpdatedProductProblem) -> bool:
     """True if avoiding the copy is expected to be faster.
 
-    If the batch dimensions of the tensor are not its first ones, a product with several rows needs a transpose, which is a copy too.
-    Exceptions are half types, and tensors that oneDNN reads with their strides.
+    If the batch dimensions of the tensor are not its first ones, a product with several rows needs a transposed copy of the tensor. So
+    such products return False, except for half types, and for tensors that oneDNN reads with their strides.
     """
     if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2 and not _reads_strides(problem):
         return False
@@ -124,12 +125,12 @@ def _reads_strides(problem: UpdatedProductProblem) -> bool:
 
 @dataclass(frozen=True)
 class _OtherOperand:
-    """The other operand of the product, reshaped so that each dimension corresponds to one dimension of the tensor or to none.
+    """The other operand of the product, reshaped so that each dimension corresponds to one (split) dimension of the tensor or to none.
 
     Attributes:
         array: The reshaped operand.
         labels: For each dimension of `array`, the corresponding dimension of the tensor, or a string if there is none.
-        batch_labels: For each batch dimension of the product, the labels of the dimensions of which it consists.
+        batch_labels: For each batch dimension of the product, the labels of the dimensions of `array` of which it consists.
         rows: The labels of the dimensions that are neither summed nor batch dimensions.
     """
 
@@ -166,6 +167,11 @@ def _by_parts(
     contracting: Sequence[int],
     batch_dims: Sequence[int],
 ) -> Array:
+    """Multiplies with the tensor before the update and with the new slices, and combines the products as the module's docstring says.
+
+    Dimensions of the tensor with a size above 1 are in `batch`, `summed`, or `free`, which the other operand lacks. `rows` are the labels
+    of the other operand's dimensions that the tensor lacks.
+    """
     other = _OtherOperand.of(operand, other_array, contracting, batch_dims)
     old = lax.reshape(ctx.values[operand.updates[0].base], operand.shape)
     nontrivial = [dim for dim, size in enumerate(operand.shape) if size > 1]
@@ -219,7 +225,7 @@ def _by_parts(
 def _in_result_order(
     out: Array, labels: Sequence[int | str], sizes: Mapping[int | str, int], operand: UpdatedOperand, other: _OtherOperand
 ) -> Array:
-    """Returns a product with the dimensions of the op's result. `labels`: those of the product's dimensions; `sizes`: theirs."""
+    """Transposes and reshapes a product to the op's result. labels: a label for each dimension of `out`. sizes: the size for each label."""
     operand_groups = [
         [dim for dim, _ in factor]
         for dim_of_view, factor in enumerate(operand.factors)
@@ -243,10 +249,10 @@ def _product_over_slices(x: Array, old: Array, slices: _SlicesAlongDim, axis: in
 
 
 def _batched_matrices(y: Array, batch: Sequence[int], summed: Sequence[int], free: Sequence[int]) -> tuple[Array, bool, bool]:
-    """Returns the tensor as a batch of matrices, and two flags.
+    """Returns y as a batch of matrices, and two flags.
 
-    The matrices are (batch, free, summed) if the last dimension of y is in `summed`, else (batch, summed, free). The first flag is True for
-    (batch, free, summed). The second flag is True if the elements of the matrices are in another order in memory than those of y.
+    The matrices are (batch, free, summed) if a summed dimension of y comes after all free ones, else (batch, summed, free). The first flag
+    is True for (batch, free, summed). The second flag is True if the matrices have their elements in another order in memory than y.
     """
     size_one_dims = [dim for dim in range(y.ndim) if dim not in (*batch, *summed, *free)]
     is_summed_last = not free or (bool(summed) and max(summed) > max(free))
@@ -269,8 +275,8 @@ class _SlicesAlongDim:
 
     Attributes:
         new: The slices, concatenated along `dim`.
-        indices: The index of each slice, int32; -1 or `size` for a slice that is out of range and not written.
-        dim: The dimension of the tensor in which the slices have an index.
+        indices: The index of each slice in `dim`, int32; -1 or `size` for a slice that is out of range and not written.
+        dim: The updated dimension of the tensor.
         size: The size of that dimension in the tensor.
     """
 
@@ -305,7 +311,7 @@ class _SlicesAlongDim:
 
     @property
     def last_writer(self) -> Array:
-        """For each index of the dimension, the number of the last slice that is written there, or -1 if there is none."""
+        """For each index of the dimension, the position in `new` of the last slice that is written there, or -1 if there is none."""
         no_writer = lax.full((self.size,), -1, np.int32)
         return write_slices(no_writer, 0, self.indices, lax.iota(np.int32, self.count), "amax")
 
@@ -329,7 +335,7 @@ class _SlicesAlongDim:
         return lax.select(lax.broadcast_in_dim(self.remaining, self.new.shape, (self.dim,)), self.new, lax.full_like(self.new, 0))
 
     def to_indices(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
-        """Moves the results of the slices, which lie along `axis` of x, to the indices of the slices. Other elements are arbitrary."""
+        """Moves the products of the slices, which lie along `axis` of x, to the indices of the slices. Other elements are arbitrary."""
         if self.count == 1:
             return expand(x, shape)
         return take_along(x, axis, lax.max(self.last_writer, lax.full((self.size,), 0, np.int32)))
@@ -341,7 +347,7 @@ class _SlicesAlongDim:
 
 
 def _written_slices(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]:
-    """Returns the slices that an update writes, and their indices by dimension. Shapes are those of `indexed_slices`."""
+    """Returns the slices that an update writes, and their indices by dimension, with the shapes that `indexed_slices` returns."""
     if _has_several_indices(update.node):
         return indexed_slices(ctx, update)
     values, indices = _slices_along_dim(ctx, update)

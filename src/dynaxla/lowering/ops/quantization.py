@@ -46,14 +46,16 @@ def _clamped(values: Array, quant_min: int, quant_max: int) -> tuple[Array, Arra
 def _fake_quantized(
     x: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int, axis: int | None = None, zero_point_first: bool = False
 ) -> tuple[Array, Array]:
-    """Returns x rounded to a multiple of `scale` and clamped to the bounds, and the mask of elements that were within the bounds.
+    """Returns x quantized and dequantized again, and the mask of elements whose quantized value was within the bounds before the clamp.
+
+    The quantized value is round(x / scale) + zero_point, clamped to the bounds. NaN becomes `quant_min`.
 
     Args:
         x: The array.
         scale: A number or an array that `broadcast_like` accepts.
         zero_point: A number or an array that `broadcast_like` accepts.
-        quant_min: The lower bound.
-        quant_max: The upper bound.
+        quant_min: The lower bound of the quantized values.
+        quant_max: The upper bound of the quantized values.
         axis: The dimension with a scale and a zero point for each index, or None for one scale and zero point.
         zero_point_first: True to add the zero point before rounding, not after.
     """
@@ -69,7 +71,7 @@ def _fake_quantized(
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def fake_quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """Returns x rounded to a multiple of `scale` and clamped to the bounds, and the mask of elements that were within the bounds.
+    """x quantized and dequantized again, and the mask of elements within the bounds: see `_fake_quantized`.
 
     Shape:  both: that of x.
     Dtype:  that of x; bool.
@@ -116,7 +118,7 @@ def fake_quantize_per_channel(
 
 
 def _integral_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
-    """Returns the zero point rounded to even and clamped to the bounds, in float32."""
+    """Returns the zero point, rounded to the nearest integer (half to even) and clamped to the bounds, in float32."""
     return lax.min(lax.max(round_half_to_even(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
 
 
@@ -124,7 +126,7 @@ def _integral_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> A
 def fake_quantize_learnable_per_tensor(
     x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Array:
-    """Rounds x to a multiple of `scale` and clamps it to the bounds. The zero point is rounded and clamped to the bounds first.
+    """x quantized and dequantized again. The zero point is rounded and clamped to the bounds first.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -136,11 +138,7 @@ def fake_quantize_learnable_per_tensor(
 def fake_quantize_learnable_per_channel(
     x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Array:
-    """As `fake_quantize_learnable_per_tensor`, with scale and zero point for each index of `axis`.
-
-    Shape:  that of x.
-    Dtype:  that of x.
-    """
+    """As `fake_quantize_learnable_per_tensor`, with scale and zero point for each index of `axis`."""
     return _fake_quantized(x, scale, _integral_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max, axis)[0]
 
 
@@ -207,7 +205,9 @@ _SMALL_SCALE_THRESHOLD = 6.1e-5
 
 
 def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric: bool, ctx: Context) -> tuple[Array, Array]:
-    """Returns the scale (float32) and zero point (int32) with which the range from low to high is covered and 0 is represented exactly.
+    """Returns the scale (float32) and zero point (int32) that cover the range from low to high and represent 0 exactly.
+
+    With `symmetric`, a range that contains numbers of both signs is first widened to be symmetric around 0.
 
     Source: ATen native/quantized/cpu/QuantUtils.h, ChooseQuantizationParams
     """
@@ -269,8 +269,8 @@ def fused_moving_average_observer(
 ) -> tuple[Array, ...]:
     """Updates the moving averages of the extrema of x if `observer_on`, and fake-quantizes x with them if `fake_quant_on`.
 
-    Extrema are per row with `per_row_fake_quant`. Returns x (fake-quantized or unchanged), the mask of elements within the bounds, and
-    the new running_min, running_max, scale and zero_point.
+    With `per_row_fake_quant`, each index of the first dimension has its own extrema. Returns x (fake-quantized or unchanged), the mask of
+    elements within the bounds, and the new running_min, running_max, scale and zero_point.
 
     Shape:  that of x twice; the other results have the shapes of their arguments.
     Dtype:  float32, bool; the other results have the dtypes of their arguments.
@@ -380,7 +380,7 @@ def scaled_mm(
 
     Shape:  x (m, k) and y (k, n) give (m, n). scale_a: one number or (m, 1); scale_b: one number or (1, n), both float32.
     Dtype:  `out_dtype`.
-    Raises: UnsupportedOp for a float8 result, and for blockwise scales.
+    Raises: UnsupportedOp for a float8 result (the only one that `scale_result` scales), and for blockwise scales.
     """
     out = ctx.output
     if out.jax_dtype.itemsize == 1:
@@ -428,7 +428,7 @@ def scaled_mm_v2(
 ) -> Array:
     """As `scaled_mm`, with recipes for the scales. `contraction_dim` is ignored: ATen only validates it.
 
-    Raises: UnsupportedOp for a float8 result, and for blockwise scales.
+    Raises: UnsupportedOp for a float8 result, and for blockwise or swizzled scales.
     """
     scales = _scales_v2(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
     return scaled_mm(x, y, *scales, bias, None, out_dtype, use_fast_accum, ctx=ctx)

@@ -1,8 +1,8 @@
 """Matrix products with a weight that is dequantized from 8-bit integers, as in `linear(x, weight.to(x.dtype) * scale[:, None])`.
 
 XLA:CPU dequantizes the whole weight before it multiplies, and so writes and reads four bytes for each byte of the model. The implementation
-"one_row" dequantizes each element in the loop that multiplies it by a single row. "blocks" dequantizes the weight in blocks of rows and
-multiplies each block while it is in the processor's cache.
+"one_row" is for an x of one row, and dequantizes each element of the weight in the loop that multiplies the element. "blocks" dequantizes
+the weight in blocks of rows and multiplies each block while it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class QuantizedProductProblem:
 
 QUANTIZED_PRODUCT: Implementations[QuantizedProductProblem] = Implementations("quantized_product")
 
-# With more rows than this, dequantizing is a small part of the time. For half types the limit is one row, since XLA rounds them slowly and
-# oneDNN is fast from two rows on.
+# If x has more rows than this, dequantizing is a small part of the time. For half types the limit is one row, since XLA rounds to half
+# types slowly and oneDNN is fast from two rows on.
 _MAX_ROWS = 16
-# Smaller weights fit into the cache as a whole.
+# Weights with fewer elements fit into the cache as a whole.
 _MIN_ELEMENTS = 1 << 20
-# The limit for one row of x. It was not measured.
+# The same limit for the implementation "one_row". It was not measured.
 _MIN_ONE_ROW_ELEMENTS = 1 << 16
 # The size in bytes of one block of the weight, in the dtype in which it is multiplied.
 _BLOCK_BYTES = 1 << 18
@@ -85,13 +85,13 @@ def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
 
 
 def quantized_product(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
-    """Returns x times the transpose of a weight of shape `shape`, or None if dequantizing all of it first is expected to be faster.
+    """Returns x times the transpose of a weight, or None if dequantizing the whole weight first is expected to be faster.
 
     Args:
         ctx: The context of the current node.
         x: An array of shape (rows, n).
         shape: The shape of the weight, (columns, n).
-        block: Computes consecutive rows of the weight.
+        block: Computes consecutive rows of the weight, from the index of the first row and the number of rows.
         read_bytes: The size in bytes of the values from which the weight is computed.
     """
     problem = QuantizedProductProblem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
@@ -115,8 +115,8 @@ def _supports_one_row(problem: QuantizedProductProblem) -> bool:
 def _prefers_one_row(problem: QuantizedProductProblem) -> bool:
     """True for a weight that does not fit into the inner caches.
 
-    On an Intel Xeon with AVX-512 (2026-11-30, one thread, jaxlib 0.10.2), products with 24 weights of 3072 x 768 took 4.5 ms, by "blocks"
-    11 ms.
+    On an Intel Xeon with AVX-512 (2026-11-30, one thread, jaxlib 0.10.2), products with 24 weights of 3072 x 768 took 4.5 ms, and 11 ms by
+    "blocks".
     """
     return math.prod(problem.shape) >= _MIN_ONE_ROW_ELEMENTS and _is_compact(problem)
 
@@ -160,13 +160,13 @@ _ARITHMETIC = {aten.mul.Tensor: lax.mul, aten.sub.Tensor: lax.sub, aten.add.Tens
 def _row_function(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
     """Returns a function that computes consecutive rows of the value of `node`, which has `count` rows, in its dtype or the accumulator's.
 
-    Appends the nodes whose values that function reads to `leaves`.
+    Appends to `leaves` the nodes whose rows the returned function reads. Operands that are broadcast over the rows are not appended.
     """
     spec = ctx.spec(node)
     dtype = dtypes.to_jax(spec.dtype)
     if node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}:
         inner = _row_function(ctx, node.args[0], count, leaves)
-        # Every float dtype of PyTorch but float8 has all 8-bit integers, so these need no rounding to it.
+        # Every float dtype of PyTorch but float8 represents all 8-bit integers exactly: for them, the rounding to `dtype` is left out.
         to = dtypes.accumulator(dtype) if _is_8_bit(ctx.spec(node.args[0]).dtype) and dtype.itemsize > 1 else dtype
         return lambda start, size: convert(inner(start, size), to)
     if node.target in _RESHAPES and ctx.spec(node.args[0]).shape[:1] == (count,) == spec.shape[:1]:
@@ -188,7 +188,7 @@ def _arithmetic_on_rows(node: Node, operands: list[Array], shape: tuple[int, ...
 
 
 def _operand_function(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
-    """Returns a function that computes the part of an op's argument that some rows of the op's result depend on.
+    """Returns a function that computes the part of an op's argument that is needed for consecutive rows of the op's result.
 
     `result` is the spec of the op's result, which has `count` rows.
     """

@@ -183,7 +183,7 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
     if train is False:
         return x, lax.full(x.shape, True)
     if train is None and _is_view_of_input(ctx):
-        # Not an UnsupportedOp, which would call torch's kernel: the aliasing of outputs has been planned for an op that returns its input.
+        # An UnsupportedOp would call torch's kernel. But the aliases of outputs are already planned for an op that returns its input.
         raise LoweringError("native_dropout with train=None: PyTorch traces it as if it dropped nothing", hint="pass train=True")
     if not 0 <= p <= 1:
         raise UnsupportedOp(f"torch's kernel refuses a probability of {p}")
@@ -246,6 +246,8 @@ def rrelu_with_noise_functional(
 @lowers(aten.rrelu_with_noise_backward.default)
 def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float, upper: float, training: bool, is_result: bool) -> Array:
     """The gradient of x: grad times the slopes. In training, `noise` holds the slopes.
+
+    Without training, and as in ATen if lower and upper are almost equal, negative elements of x have the slope (lower + upper) / 2.
 
     Shape:  that of x.
     """
@@ -379,6 +381,6 @@ def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
 
 
 def _replace_below_tiny(drawn: Array) -> Array:
-    """Returns the numbers, with the smallest positive normal number in place of nan and of smaller numbers."""
+    """Returns the numbers, with the smallest positive normal number of their dtype in place of nan and of smaller numbers."""
     smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
     return lax.select(lax.gt(drawn, smallest), drawn, smallest)

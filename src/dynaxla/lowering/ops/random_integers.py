@@ -45,7 +45,7 @@ def _integers(ctx: Context, low: int, high: int) -> Array:
 def _integers_from_to(ctx: Context, low: int, last: int, message: str) -> Array:
     """Returns integers from low to last, both included, with the shape and dtype of the current node's result.
 
-    The call raises RuntimeError: with `message` for an empty range, and if the dtype cannot represent one of the bounds.
+    The call raises RuntimeError for an empty range (with `message`), and if a bound is out of range for the dtype.
     """
     spec: TensorSpec = ctx.output
     dtype = spec.jax_dtype
@@ -218,7 +218,7 @@ def _largest_default(dtype: DType) -> int:
 
 @lowers(aten.random.default)
 def random(x: Array, ctx: Context) -> Array:
-    """Integers from 0 to the largest of the dtype. For floats, this is the largest n such that all integers up to n are exact.
+    """Integers from 0 to the largest of the dtype, included. For floats, this is the largest n such that all integers up to n are exact.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -408,6 +408,7 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
 
     Shape:  weights (*batch, choices) give (*batch, count).
     Dtype:  int64.
+    Raises: RuntimeError when the program runs, for weights that are negative, infinite or nan, and for weights without a positive sum.
     """
     choices = weights.shape[-1]
     refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")

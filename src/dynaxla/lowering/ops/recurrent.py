@@ -1,4 +1,4 @@
-"""Lowerings of the fused LSTM and GRU cells of CUDA (`torch.lstm_cell`, `nn.LSTMCell` and so on), and of oneDNN's LSTM layers on CPU.
+"""Lowerings of the fused LSTM and GRU cells of CUDA (`torch.lstm_cell`, `nn.LSTMCell` and so on), and of oneDNN's LSTM layers on the CPU.
 
 Gates are concatenated in the last dimension: input, forget, cell, output for an LSTM; reset, update, new for a GRU.
 Source: ATen native/cuda/RNN.cu
@@ -102,7 +102,7 @@ def lstm_cell_backward(
 def gru_cell(
     input_gates: Array, hidden_gates: Array, hx: Array, input_bias: Array | None = None, hidden_bias: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns the new hidden state, and a workspace for the backward op: the gates, hx, and the hidden part of the new gate.
+    """Returns the new hidden state, and a workspace for the backward op: the activated gates, hx, and the part of the new gate from hx.
 
     Shape:  hx (batch, hidden) and gates (batch, 3 * hidden) give (batch, hidden) and (batch, 5 * hidden).
     Dtype:  both: that of hx; computed in float32 for half types.
@@ -118,7 +118,7 @@ def gru_cell(
 
 @lowers(aten._thnn_fused_gru_cell_backward.default)
 def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """Gradients of input gates, hidden gates, hx, input bias and hidden bias (None without biases).
+    """Gradients of input gates, hidden gates, hx, input bias and hidden bias. The last two are None without biases.
 
     Shape:  (batch, 3 * hidden) twice, (batch, hidden), and (3 * hidden) twice.
     """
@@ -191,7 +191,7 @@ def rnn_layer(
 ) -> tuple[Array, ...]:
     """One LSTM layer in one direction: returns the outputs of all steps, the last hidden and cell states, and a workspace.
 
-    The workspace is zeros, since its format is private to oneDNN: `rnn_layer_backward` computes the layer again.
+    The workspace is zeros, since its format is private to oneDNN. `rnn_layer_backward` computes the layer again instead of reading it.
 
     Shape:  x (time, batch, in), regardless of batch_first, gives (time, batch, hidden); the states have the shapes of hx and cx.
     Raises: UnsupportedOp for layers other than LSTM's, and for packed sequences.

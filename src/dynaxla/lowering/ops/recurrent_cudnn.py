@@ -33,7 +33,8 @@ _library.define(
     " SymInt[] batch_sizes, float dropout, Tensor? kept) -> Tensor[]"
 )
 
-# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results. `kept` is the dropout mask.
+# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results. `kept` is the dropout mask of
+# `_Network.__call__`.
 rnn_gradients = torch.ops.dynaxla.rnn_gradients.default
 
 
@@ -95,7 +96,7 @@ class _Network:
     dropout: float
 
     def __call__(self, dropout_mask: Array | None, x: Array, weights: Sequence[Array], hx: Array, cx: Array | None) -> tuple[Array, ...]:
-        """Returns the hidden states of all steps, and the last states; all of one dtype.
+        """Returns the hidden states of all steps, and the last hidden states and, for an LSTM, cell states. All arrays have one dtype.
 
         `dropout_mask` is True for the kept outputs of all layers but the last: bool (layers - 1, time, batch, directions * out). None means
         no dropout.

@@ -37,8 +37,8 @@ def apply_keepdim(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -
 def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Reduction) -> Array:
     """Returns reduce(x, dims).
 
-    If x is the current node's first argument, x is first transposed to the order in memory of the arrays from which x is computed: XLA:CPU
-    takes 50 times as long for the sum of a transposed matrix.
+    If x is the current node's first argument, x is first transposed to the memory order of the arrays from which x is computed. Without
+    that, XLA:CPU takes 50 times as long for the sum of a transposed matrix.
     """
     (result,) = _reduce_to_several(ctx, x, dims, lambda x, dims: [reduce(x, dims)])
     return result
@@ -89,7 +89,7 @@ def sum_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.mean.dim)
 def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The mean over some dimensions; nan if they are empty. Half types are added in float32.
+    """The mean over some dimensions; nan for a mean of no elements. Half types are added in float32.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, else that of x, which must be a float or complex dtype.
@@ -173,7 +173,7 @@ def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False, ctx: Con
 
 
 def first_index(hits: Array, dim: int) -> Array:
-    """Returns the first index along `dim` at which `hits` is True. Each row must have such an index."""
+    """Returns the first index along `dim` at which `hits` is True. Each vector along `dim` must have a True element."""
     size = hits.shape[dim]
     dtype = "int32" if definitely(lambda: size < 2**31) else "int64"
     indices = lax.broadcasted_iota(dtype, hits.shape, dim)
@@ -183,7 +183,7 @@ def first_index(hits: Array, dim: int) -> Array:
 def _extremum_and_index(x: Array, dim: int, reduce: Reduction) -> tuple[Array, Array]:
     """Returns the extremum along one dimension, and its first index. NaN counts as the extremum, for both maximum and minimum.
 
-    The two are separate plain reductions, since XLA does not vectorize a reduction over pairs of value and index.
+    Extremum and index are computed by two reductions, since XLA does not vectorize a reduction over pairs of value and index.
     """
     best = reduce(x, (dim,))
     hits = lax.eq(x, broadcast_back(best, x.shape, (dim,)))
@@ -300,7 +300,7 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 
 
 def _logical_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Returns the dimensions that any and all reduce. For an empty list these are none, unlike for sums."""
+    """Returns the dimensions that any and all reduce. Unlike sums, they reduce no dimension for an empty list."""
     return () if dim is not None and not isinstance(dim, int) and not len(dim) else reduction_dims(dim, rank)
 
 
@@ -442,7 +442,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
 def linalg_vector_norm(
     x: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context
 ) -> Array:
-    """(sum(|x|**ord))**(1/ord); the largest and smallest |x| for infinite orders, the number of nonzero elements for 0.
+    """(sum(|x|**ord))**(1/ord). For ord inf the largest |x|, for -inf the smallest, for 0 the number of nonzero elements.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  the real dtype of `dtype`, if given, else of x.

@@ -10,7 +10,7 @@ from ..promotion import number
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """Rounds x, an array in the accumulator of `dtype`, to values that `dtype` can represent.
+    """Rounds x, an array in the accumulator of `dtype`, to values that `dtype` can represent. Denormals of `dtype` are not rounded.
 
     XLA may simplify away a conversion to `dtype` and back, but not this rounding.
     """

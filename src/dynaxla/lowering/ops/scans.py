@@ -25,7 +25,7 @@ def _scan(x: Array, dim: int, out: DType, scan: Callable[[Array, int], Array]) -
 def running_sum(x: Array, dim: int) -> Array:
     """Returns the running sum of x along `dim`.
 
-    The barrier hides x from XLA's algebraic simplifier. The simplifier aborts the process if x is a dtype conversion of one element of a
+    The barrier hides x from XLA's algebraic simplifier, which aborts the process for some x: a dtype conversion of one element of a
     constant, gathered several times.
     """
     return lax.cumsum(lax.optimization_barrier(x), dim)
@@ -87,7 +87,7 @@ def logcumsumexp(x: Array, dim: int) -> Array:
 
 
 def _running_extremum(x: Array, dim: int, scan: Callable[[Array, int], Array]) -> tuple[Array, Array]:
-    """Returns the running extremum and its last index.
+    """Returns the running extremum along `dim`, and the index of its last occurrence so far.
 
     From the first NaN on, the extremum is NaN, and the index is that of the last NaN so far.
     """
@@ -105,7 +105,7 @@ def _running_extremum(x: Array, dim: int, scan: Callable[[Array, int], Array]) -
 
 @lowers(aten.cummax.default)
 def cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    """The largest element so far along one dimension, and its last index.
+    """The largest element so far along one dimension, and the index of its last occurrence so far. NaN counts as the largest.
 
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.
@@ -115,7 +115,7 @@ def cummax(x: Array, dim: int) -> tuple[Array, Array]:
 
 @lowers(aten.cummin.default)
 def cummin(x: Array, dim: int) -> tuple[Array, Array]:
-    """The smallest element so far along one dimension, and its last index.
+    """The smallest element so far along one dimension, and the index of its last occurrence so far. NaN counts as the smallest.
 
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.

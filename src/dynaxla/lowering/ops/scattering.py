@@ -47,7 +47,7 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {"sum": lax.add, "prod": 
 
 
 def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDimensionNumbers, reduce: str) -> Array:
-    """Returns x after a scatter with the reduction `reduce`, a key of `_SCATTERS`. Half types are combined in float32."""
+    """Returns x after a scatter with a reduction of `_SCATTERS`. Half types are combined in float32. Values out of range are dropped."""
     dtype = x.dtype
     if reduce != "set":
         # Bools are 0 and 1: a sum or maximum is "or", a product or minimum is "and".
@@ -96,9 +96,10 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
 
 
 def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str, batch_dims: Sequence[int] = ()) -> Array:
-    """Returns x with source[..., i, ...] combined into x[..., indices[i], ...].
+    """Returns x with source[..., i, ...] combined into x[..., indices[i], ...]. Slices with an index out of range are dropped.
 
-    `batch_dims` are the other dimensions of x along which the indices vary: `indices` has these dimensions too, in the same order.
+    `reduce` is a key of `_SCATTERS`. `batch_dims` are the other dimensions of x along which the indices vary: `indices` has these
+    dimensions too, in the same order.
     """
     if x.size == 0 or source.size == 0:
         return x
@@ -137,7 +138,7 @@ def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: st
 
 
 def _write_one_per_row(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    """Returns x after one write per row (one-hot, the gradient of a loss over classes), by comparison: far faster in XLA than a scatter."""
+    """Returns x after one write per vector along `dim` (as in one-hot), by comparison: far faster in XLA than a scatter."""
     is_written = lax.eq(lax.broadcasted_iota(indices.dtype, x.shape, dim), expand(indices, x.shape))
     source = expand(source, x.shape)
     if reduce != "set":
@@ -255,8 +256,8 @@ def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool 
     Dtype:  that of x.
     """
     # Eager mode raises RuntimeError for the first and the last of several dimensions, else IndexError.
-    is_outermost = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
-    _require_in_range(ctx, x, dim, indices, RuntimeError if is_outermost else IndexError)
+    is_first_or_last = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
+    _require_in_range(ctx, x, dim, indices, RuntimeError if is_first_or_last else IndexError)
     flat, rows, added = _with_rank_one_or_more(x, indices, source)
     if alpha != 1:
         scale = lax.full(added.shape, convert(alpha, added.dtype))
@@ -343,7 +344,8 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
 
     Shape:  that of x; values are broadcast to the shape of x[indices].
     Dtype:  that of x.
-    Raises: UnsupportedOp for a mask next to other indices.
+    Raises: UnsupportedOp for a mask next to other indices. When the program runs, RuntimeError if the number of values is not that of the
+            mask's True elements.
     """
     indices_by_dim = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in indices_by_dim):
@@ -380,7 +382,7 @@ def broadcast_values(values: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool, ctx: Context) -> Array:
-    """Returns x after x[:, mask] = values, where the mask begins at dimension `dim` of x."""
+    """Returns x after x[..., mask, ...] = values, or += with `accumulate`. The mask's dimensions are those of x from `dim` on."""
     mask = convert(mask, np.dtype(np.bool_))
     trailing = x.ndim - dim - mask.ndim
     full_mask = lax.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim))

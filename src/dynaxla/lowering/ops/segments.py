@@ -30,7 +30,7 @@ _IDENTITIES = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
 
 @dataclass(frozen=True)
 class _Segments:
-    """The segments of one dimension of a tensor (*outer, size, *inner), which is flattened to (outer * size, inner): its rows.
+    """The segments of one dimension of a tensor (*outer, size, *inner), which is flattened to the rows (outer * size, inner).
 
     Attributes:
         count: The number of segments for each outer element.
@@ -48,6 +48,7 @@ class _Segments:
 
     @staticmethod
     def of(shape: tuple[int, ...], axis: int, lengths: Array | None, offsets: Array | None, ctx: Context, unsafe: bool) -> _Segments:
+        """Builds the segments along `axis` from `offsets`, or from `lengths`. `unsafe`: see `segment_reduce`."""
         outer_shape, size = shape[:axis], shape[axis]
         outer = math.prod(outer_shape)
         if offsets is not None:
@@ -89,7 +90,7 @@ class _Segments:
         return write_slices(lax.full((self.total, rows.shape[1]), initial, rows.dtype), 0, self.segment, rows, reduction)
 
     def broadcast(self, values: Array) -> Array:
-        """Returns the values of the segment of each row, and 0 for a row in no segment."""
+        """Returns for each row the values of its segment, or 0 if it is in no segment: from (segments, inner) to (rows, inner)."""
         gathered = take_along(values, 0, self.segment)
         is_in_segment = lax.lt(self.segment, full_like(self.segment, self.total))
         return lax.select(lax.broadcast_in_dim(is_in_segment, gathered.shape, [0]), gathered, full_like(gathered, 0))
@@ -118,7 +119,8 @@ def segment_reduce(
 
     Shape:  that of data, with the number of segments at `axis`.
     Dtype:  that of data.
-    Raises: UnsupportedOp for segments given by indices, which eager mode rejects too.
+    Raises: UnsupportedOp for segments given by indices, which eager mode rejects too. When the program runs, RuntimeError for negative
+            lengths, and unless `unsafe` for lengths that do not sum to the size of data along `axis`.
     Source: ATen native/SegmentReduce.cpp
     """
     if indices is not None:
@@ -176,7 +178,7 @@ def segment_reduce_backward(
 def _prod_gradient(segments: _Segments, rows: Array, grad_rows: Array, scaled_products: Array, initial: float | None) -> Array:
     """Returns the gradient of each row: the gradient of its segment's product times the product of the other elements of the segment.
 
-    That product is found by division, except for elements that are 0 or nan.
+    The product of the other elements is computed by division, except for elements that are 0 or nan.
 
     Args:
         segments: The segments.

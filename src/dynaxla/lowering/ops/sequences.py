@@ -66,7 +66,7 @@ def _cosines(*coefficients: float) -> Callable[[Array], Array]:
 
 
 def bartlett_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
-    """A triangle: 0 at both ends, 1 in the middle.
+    """1 - |2 x - 1| for x from 0 to 1: a triangle.
 
     Shape:  [length].
     """
@@ -126,7 +126,7 @@ def _frequency_step(n: int, d: float) -> Any:
 
 @lowers(aten.fft_fftfreq.default)
 def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The sample frequencies of an FFT: first the nonnegative ones, then the negative ones. `d` is the distance between two samples.
+    """The sample frequencies of an FFT: first the nonnegative ones, then the negative ones. `d` is the time between two samples.
 
     Shape:  [n].
     Dtype:  `dtype` if given, else the default float.
@@ -138,7 +138,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context)
 
 @lowers(aten.fft_rfftfreq.default)
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The sample frequencies of a real FFT: from 0 to the largest one.
+    """The sample frequencies of a real FFT: from 0 to the largest one. `d`: as for `fftfreq`.
 
     Shape:  [n // 2 + 1].
     Dtype:  `dtype` if given, else the default float.

@@ -178,8 +178,8 @@ def concatenate_nonempty(tensors: Sequence[Array], dim: int) -> Array:
     """Concatenates tensors along `dim`.
 
     Tensors of equal shapes that are concatenated along the last dimension are first stacked along a new dimension before the last one. A
-    reshape then merges both dimensions. The reason: XLA:CPU decides for each index of the concatenated dimension from which tensor to read,
-    and vectorizes only the loop over the dimensions after the concatenated one.
+    reshape then merges both dimensions. Without this, no loop would be vectorized: XLA:CPU decides for each index of the concatenated
+    dimension from which tensor to read, and vectorizes only the loop over the dimensions after that dimension.
     """
     shape = tensors[0].shape
     if dim != len(shape) - 1 or any(x.shape != shape for x in tensors):
@@ -310,8 +310,8 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     return _from_last_two(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
-# The ops below return x with a part replaced. If elements of x share memory (as in a tensor made by as_strided), eager mode's write to the
-# part also changes elements outside the part, in the same memory: `copy_to_overlapping` repeats these changes.
+# The scatter ops below return x with a part replaced. If elements of x share memory (as in a tensor made by as_strided), eager mode's write
+# to the part also changes the elements outside the part that share its memory. `copy_to_overlapping` repeats these changes.
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -415,8 +415,8 @@ def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
     count = (x.shape[dim] - size) // step + 1
     if size == 0:
         return lax.full((*x.shape[:dim], count, *x.shape[dim + 1 :], 0), 0, x.dtype)
-    # The dimension is cut into runs of `step` elements. A window consists of ceil(size / step) whole runs, which are copied and then cut to
-    # `size`. One slice for each position in a window takes up to 20 times as long, and seconds to compile for hundreds of positions.
+    # The dimension is cut into runs of `step` elements. A window is ceil(size / step) whole runs, cut to `size`. The alternative, one slice
+    # for each position in a window, takes up to 20 times as long, and seconds to compile for hundreds of positions.
     runs = -(-size // step)
     length = (count + runs - 1) * step
     missing = max(length - x.shape[dim], 0)

@@ -66,7 +66,7 @@ def is_virtual(devices: Sequence[int]) -> bool:
 
 
 def _applies(devices: Sequence[int]) -> bool:
-    """True if a constraint over these devices applies: over virtual devices only in `meshes.compile_only`."""
+    """True if a constraint over these devices applies. A constraint over virtual devices applies only in `meshes.compile_only`."""
     return meshes.is_compile_only() or not is_virtual(devices)
 
 

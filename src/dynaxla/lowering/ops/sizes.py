@@ -1,4 +1,4 @@
-"""Lowerings of symbolic sizes, strides and offsets of tensors, whose values are ints when a program is traced."""
+"""Lowerings of the ops that read a tensor's symbolic size, stride or offset. The results are ints when a program is traced."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def sym_numel(x: Array) -> int:
 
 @lowers(aten.sym_stride.int)
 def sym_stride(x: Array, dim: int, *, ctx: Context) -> int:
-    """The stride that the tensor has in eager mode; JAX arrays have no strides."""
+    """The stride that the tensor has in eager mode, in elements; JAX arrays have no strides."""
     return cast(TensorSpec, ctx.input(0)).stride[dim]
 
 
 @lowers(aten.sym_storage_offset.default)
 def sym_storage_offset(x: Array, *, ctx: Context) -> int:
-    """The storage offset that the tensor has in eager mode; JAX arrays have none."""
+    """The storage offset that the tensor has in eager mode, in elements; JAX arrays have none."""
     return cast(TensorSpec, ctx.input(0)).offset

@@ -15,15 +15,15 @@ from ..dtypes import DType
 from ..promotion import broadcast_back, convert, number, to_accumulator
 from ..registry import lowers
 
-# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of the loop that sums them, unless they are in memory.
+# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of the loop that sums them, unless `in_memory` stores them.
 _MAX_RECOMPUTED_ROWS = 8
 
 
 def minus_largest(x: Array, largest: Array) -> Array:
     """Returns x - largest, for arrays of one shape. The difference is exactly 0 where x equals a finite `largest`.
 
-    If XLA fuses the subtraction with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error
-    of a * b, up to 256 for 1e10 in float32. A minimum between multiplication and subtraction prevents that, and changes no finite number.
+    Without the minimum, this would not hold if x is a product a * b: XLA fuses both operations, and LLVM contracts them to
+    `fma(a, b, -largest)`, which is the rounding error of a * b, up to 256 for 1e10 in float32. The minimum changes no finite number.
     """
     if not dtypes.is_float(x.dtype):
         return lax.sub(x, largest)
@@ -33,7 +33,7 @@ def minus_largest(x: Array, largest: Array) -> Array:
 def _shifted(x: Array, dim: int) -> Array:
     """Returns x minus its largest value along `dim`, so that no exponential overflows.
 
-    In a row with a NaN, the NaN stays NaN, and the other elements may be above 0.
+    In a row with a NaN, the NaN stays NaN. The other elements of this row may be above 0, since `fast_reduce_max` is then undefined.
     """
     return minus_largest(x, broadcast_back(fast_reduce_max(x, (dim,)), x.shape, (dim,)))
 

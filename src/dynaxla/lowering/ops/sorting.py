@@ -51,11 +51,7 @@ def sort_stable(x: Array, *, stable: bool | None = None, dim: int = -1, descendi
 
 @lowers(aten.sort.default)
 def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """As `sort_stable`.
-
-    Shape:  both: that of x.
-    Dtype:  that of x, and int64 for the indices.
-    """
+    """As `sort_stable`."""
     return sort_stable(x, dim=dim, descending=descending)
 
 
@@ -71,11 +67,7 @@ def argsort(x: Array, dim: int = -1, descending: bool = False) -> Array:
 
 @lowers(aten.argsort.stable)
 def argsort_stable(x: Array, *, stable: bool, dim: int = -1, descending: bool = False) -> Array:
-    """As `argsort`.
-
-    Shape:  that of x.
-    Dtype:  int64.
-    """
+    """As `argsort`."""
     return sort(x, dim, descending)[1]
 
 
@@ -109,7 +101,7 @@ def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = T
 
 
 def _select_rank(x: Array, dim: int, rank: Array | int, keepdim: bool) -> tuple[Array, Array]:
-    """Returns the element of a given rank, from 0, along one dimension, and its index. An array of ranks has size 1 in dimension `dim`."""
+    """Returns the element of a rank (0 is the smallest) along `dim`, and its index. An array of ranks has size 1 in `dim`."""
     values, indices = sort_with_indices(x, dim)
     if isinstance(rank, int):
         chosen = slice_dim(values, dim, rank, rank + 1), slice_dim(indices, dim, rank, rank + 1)
@@ -182,7 +174,7 @@ def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array
 
 
 def _of_flattened(x: Array, along_dim: Callable[..., tuple[Array, Array]]) -> Array:
-    """Returns the values of `along_dim` for the flattened x; for an empty x nan, or the lowest integer, as in ATen."""
+    """Returns the value of `along_dim` for the flattened x. For an empty x, returns nan, or for integers the lowest one, as in ATen."""
     if x.size == 0:
         return lax.full((), np.nan if dtypes.is_float(x.dtype) else np.iinfo(x.dtype).min, x.dtype)
     return along_dim(lax.reshape(x, (x.size,)), 0)[0]
@@ -210,7 +202,7 @@ def nanmedian(x: Array) -> Array:
 
 @lowers(aten.mode.default)
 def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The most frequent element along one dimension (the smallest of several), and its last index.
+    """The most frequent element along one dimension (the smallest of several), and the index of its last occurrence.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
@@ -296,7 +288,7 @@ def checked_searchsorted(
 
 
 def searchsorted(sorted_sequence: Array, x: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    """Returns the indices at which x would be inserted in each row of a sorted sequence.
+    """Returns the indices at which x would be inserted in each row of a sorted sequence, left (or with `right`, right) of equal elements.
 
     Shape:  that of x. The leading dimensions of x and of the sequence are equal, unless the sequence has one dimension.
     Dtype:  int32 with `out_int32`, else int64.
@@ -337,9 +329,9 @@ def searchsorted_scalar(
 
 @lowers(aten.bucketize.Tensor)
 def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
-    """The bucket of each element of x: the index at which it would be inserted in the sorted vector `boundaries`.
+    """The bucket of each element of x: the index at which the element would be inserted in the sorted vector `boundaries`.
 
-    With `right`, the index is that after all equal boundaries, else that of the first equal boundary.
+    For an element that equals boundaries, this is the index of the first of them, or with `right` the index after the last of them.
 
     Shape:  that of x.
     Dtype:  int32 with `out_int32`, else int64.

@@ -1,7 +1,7 @@
 """Lowerings of special functions (gamma, error and zeta functions) and of gcd and lcm.
 
-Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's. A
-comment at each function that is defined here says where JAX's function differs, as measured with JAX 0.10.2.
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's. Comments
+say where a function of JAX differs, as measured with JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def _erfcx(x: Array) -> Array:
 
 
 def _log_ndtr(x: Array) -> Array:
-    """Returns the logarithm of the normal distribution function.
+    """Returns the logarithm of the standard normal distribution's cumulative distribution function.
 
     Source: ATen native/Math.h, calc_log_ndtr
     """
-    # jax.scipy.special.log_ndtr rounds the distribution function first: at 5 it is off by 4% in float32, at 8 by 7% in float64.
+    # jax.scipy.special.log_ndtr takes the logarithm of the rounded function: at 5 it is off by 4% in float32, at 8 by 7% in float64.
     scaled = lax.mul(x, number(math.sqrt(0.5), x.dtype))
     half = number(0.5, x.dtype)
     for_small = lax.sub(lax.log(lax.mul(_erfcx(lax.neg(scaled)), half)), lax.mul(scaled, scaled))

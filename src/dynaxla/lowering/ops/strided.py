@@ -29,7 +29,7 @@ def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.nd
 
 
 def _dense_order(spec: TensorSpec) -> list[int] | None:
-    """Returns the dimensions from the outermost in memory to the innermost; None if the tensor's memory has gaps or overlaps."""
+    """Returns the dimensions from the outermost in memory to the innermost. None if the elements have gaps or overlaps in memory."""
     order = sorted(range(len(spec.shape)), key=lambda dim: (-spec.stride[dim], -spec.shape[dim]))
     expected = 1
     for dim in reversed(order):
@@ -57,7 +57,7 @@ def _source_indices(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
 
 
 def _by_transpose_and_slice(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence[int], offset: int) -> Array | None:
-    """Returns the result of as_strided by a transpose, a slice and a transpose.
+    """Returns the result of as_strided, computed by a transpose, a slice and a transpose.
 
     Returns None if x or the result has gaps or overlaps in memory, or if the result is not within the memory of x.
     """
@@ -108,7 +108,7 @@ def may_overlap(spec: TensorSpec) -> bool:
 def copy_to_overlapping(x: Array, spec: TensorSpec, is_written: np.ndarray) -> Array:
     """Returns x with the written elements copied to all elements that share memory with them in the layout of `spec`.
 
-    `is_written` is the mask of the written elements, of the shape of x.
+    `is_written` is the mask of the written elements, of the shape of x. If several share a memory location, the last one remains.
     """
     positions = _positions(spec.shape, spec.stride, 0).reshape(-1)
     last_writer = np.full(int(positions.max(initial=-1)) + 1, -1, np.int64)
@@ -132,8 +132,8 @@ def as_strided_scatter(
     If several elements are written to one memory location, the last element remains.
 
     Shape:  that of x.
-    Raises: RuntimeError when the program runs, for a negative offset and for a stride of zero, as in torch. With UnsupportedOp instead,
-            torch's kernel would be called, which reads the storage of x.
+    Raises: UnsupportedOp as for `as_strided`. When the program runs, RuntimeError for a negative offset and for a stride of zero, as in
+            torch. (These raise no UnsupportedOp, for which torch's kernel would be called: it reads the storage of x.)
     """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset

@@ -115,7 +115,7 @@ def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: A
 def batch_norm_backward_reduce(
     grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, input_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Array | None, ...]:
-    """The sum of grad, the sum of grad * (x - mean), and the gradients of weight and bias; None for results that are not requested.
+    """Per channel, the sum of grad, the sum of grad * (x - mean), and the gradients of weight and bias; None if not requested.
 
     Shape:  each (channel).
     Dtype:  that of the mean for both sums; that of the weight, or of x without a weight, for both gradients.
@@ -137,7 +137,7 @@ def batch_norm_backward_reduce(
 def batch_norm_backward_elemt(
     grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, sum_dy: Array, sum_dy_xmu: Array, count: Array
 ) -> Array:
-    """The gradient of x. `count` holds the number of elements per channel of each process.
+    """The gradient of x, from the sums of `batch_norm_backward_reduce` over all processes. `count`: elements per channel of each process.
 
     Shape:  that of x.
     Dtype:  that of x.

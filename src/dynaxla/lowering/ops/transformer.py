@@ -66,7 +66,7 @@ def _attend(
         qkv: The weight and the bias of the input projection.
         projection: The weight and the bias of the output projection.
         mask: A mask that is nonzero where a score is hidden, or None.
-        mask_type: The meaning of the mask's dimensions.
+        mask_type: The meaning of the mask's dimensions: `_PER_ROW_AND_COLUMN`, `_PER_BATCH_AND_COLUMN` or `_FULL`.
         ctx: The context of the current node.
     """
     query, key, value = (lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _project_qkv(inputs, *qkv, ctx))

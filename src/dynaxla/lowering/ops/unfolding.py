@@ -16,7 +16,7 @@ Pair = Sequence[int]
 
 
 def _window_positions(size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Returns the position of each element of the first window in the padded image, and the number of windows in each dimension."""
+    """Returns the position, in the padded image, of each element of the first window, and the number of windows in each dimension."""
     starts = itertools.product(*(range(0, count * step, step) for count, step in zip(kernel, dilation, strict=True)))
     counts = [(size[dim] + 2 * padding[dim] - dilation[dim] * (kernel[dim] - 1) - 1) // stride[dim] + 1 for dim in range(2)]
     return list(starts), counts

@@ -48,7 +48,7 @@ def _source_positions(dtype: DType, size: int, out: int, align_corners: bool, sc
 
 
 def _windows(size: int, sources: np.ndarray, weights: np.ndarray) -> Windows:
-    """Returns the windows in which each output pixel reads the input pixels `sources` with the weights `weights`, both (pixels, reads)."""
+    """Returns the windows in which each output pixel reads its input pixels, `sources`, with its `weights`; both (output pixels, reads)."""
     output_index = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
     return Windows.from_reads(len(sources), size, output_index.ravel(), sources.ravel(), weights.ravel())
 
@@ -132,7 +132,7 @@ def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Met
 
 
 def _resample(x: Array, windows: Sequence[Windows]) -> Array:
-    """Resamples the last len(windows) dimensions, from the last one backwards. Weighted sums are in the accumulator's dtype."""
+    """Resamples the last len(windows) dimensions, the last one first. Weighted sums are in the accumulator's dtype."""
     dtype = x.dtype
     if not all(window.index.shape[1] == 1 for window in windows):
         x = convert(x, dtypes.accumulator(dtype))

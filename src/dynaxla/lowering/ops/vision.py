@@ -52,7 +52,7 @@ def _reflected(x: Array, size: int, align_corners: bool) -> Array:
 
 
 def _bring_inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
-    """Returns positions inside the image, as the padding mode demands; with padding by zeros, the positions themselves."""
+    """Moves positions outside of the image into it, as the padding mode demands. With padding by zeros, returns the positions unchanged."""
     if padding_mode == _BORDER:
         return _clipped(x, size)
     if padding_mode == _REFLECTION:
@@ -90,7 +90,7 @@ def _per_channel(x: Array, like: Array) -> Array:
 
 
 def _weighted_sum(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> Array:
-    """Returns the weighted sum over all combinations of one (position, weight) pair per dimension."""
+    """Returns the weighted sum of x over all combinations of one (position, weight) pair of each dimension. `reads`: those pairs."""
     total: Array | None = None
     for combination in itertools.product(*reads):
         value = _read(x, [position for position, _ in combination])
@@ -111,7 +111,7 @@ def _linear_reads(position: Array) -> list[tuple[Array, Array]]:
 
 
 def _cubic_reads(position: Array, bring_inside: Callable[[Array], Array]) -> list[tuple[Array, Array]]:
-    """Returns four positions, each passed through `bring_inside`, with the weights of cubic convolution with slope -0.75 at 1."""
+    """Returns the four nearest pixels, each passed through `bring_inside`, and their weights in cubic convolution with slope -0.75 at 1."""
     left = lax.stop_gradient(lax.floor(position))
     fraction = lax.sub(position, left)
     a = -0.75

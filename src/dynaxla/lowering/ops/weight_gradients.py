@@ -24,7 +24,7 @@ from ..settings import precision_for
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The computation of a weight gradient, as a problem for implementations: everything but the operands' values.
+    """The problem (see implementations.py) of a weight gradient: everything but the operands' values.
 
     Attributes:
         x: The shape of the convolution's input.
@@ -65,8 +65,8 @@ class WeightGradient:
 
 WEIGHT_GRADIENT: Implementations[WeightGradient] = Implementations("weight_gradient")
 
-# With fewer multiplications, the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time that the kernel saves. With
-# several groups XLA's loops take 3 to 16 nanoseconds per multiplication.
+# With fewer multiplications, the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time that the kernel saves. The
+# limit is lower for several groups: there XLA's loops take 3 to 16 nanoseconds per multiplication.
 _MIN_TORCH_PRODUCTS, _MIN_TORCH_PRODUCTS_WITH_GROUPS = 250_000, 10_000
 
 
@@ -82,7 +82,7 @@ def _prefers_product(problem: WeightGradient) -> bool:
 
 @WEIGHT_GRADIENT.implementation("product", platforms=["cpu"], supports=_supports_product, preferred=_prefers_product)
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """Computes 1x1 kernels as the product of two matrices with one row for each window."""
+    """Computes the gradient of a 1x1 kernel as the product of two matrices with one row for each window."""
     rows = channels_last(x)
     ends = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
     read_rows = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *ends, x.shape[1]), (1, *problem.stride, 1))
@@ -126,7 +126,7 @@ _PRODUCTS_PER_BLOCK = 1 << 18
 def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Multiplies grad by the rows of x that each kernel position reads, and adds the products. Only for 1d depthwise convolutions.
 
-    oneDNN's kernel takes 2 to 8 times as long.
+    oneDNN's kernel for such convolutions takes 2 to 8 times as long.
     """
     (step,), (dilation,), (padding,) = problem.stride, problem.dilation, problem.padding
     channels, _, kernel = problem.weight
@@ -150,7 +150,7 @@ def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return torch_kernels.call(write, operands, [(problem.weight, dtype)])[0]
 
 
-# The number of columns of the weight that oneDNN's depthwise kernel keeps in registers. For wider weights oneDNN uses a general kernel that
+# The greatest width of a weight that oneDNN's depthwise kernel keeps in registers. For wider weights, oneDNN uses a general kernel that
 # takes 3 to 10 times as long, in bfloat16 up to 50 times.
 _STRIP_WIDTH = 3
 
@@ -217,7 +217,7 @@ def _prefers_taps(problem: WeightGradient) -> bool:
 
 @WEIGHT_GRADIENT.implementation("taps", platforms=["cpu"], supports=_supports_taps, preferred=_prefers_taps)
 def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """Computes one matrix product for each kernel position, without copying x. For one spatial dimension.
+    """Computes one matrix product for each kernel position, without a copy of the windows. For one spatial dimension.
 
     oneDNN's kernel takes up to twice as long with 32 channels or more and kernels of size 3 or less.
     """
@@ -242,9 +242,9 @@ def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
 def _prefers_columns(problem: WeightGradient) -> bool:
     """True if the "columns" implementation is expected to be faster than oneDNN's kernel.
 
-    oneDNN's kernel takes up to twice as long if there are no more windows than output channels. On processors with AVX2 but not AVX-512 it
-    also takes 1.1 to 2.5 times as long for many channels in one or two dimensions, unless the contiguous pieces of a window are small. In
-    three dimensions it is as fast, and needs no memory for windows.
+    oneDNN's kernel takes up to twice as long if there are no more windows than output channels. On processors with AVX2 but not AVX-512, it
+    also takes 1.1 to 2.5 times as long in float32 for many channels in one or two dimensions, unless the contiguous pieces of a window are
+    small. In three dimensions, oneDNN's kernel is as fast, and needs no memory for windows.
     """
     if not _is_large(problem):
         return False
@@ -287,7 +287,7 @@ def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 
 def _blocks(windows: torch.Tensor, grad_rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields blocks of both tensors: several samples, or several rows of one sample. Half types give one block, so sums round once."""
+    """Yields blocks of both tensors: some samples, or some rows of one sample. Half types give one block, to round each sum only once."""
     samples, rows = grad_rows.shape[:2]
     count = max(1, _BLOCK_BYTES_PER_THREAD * torch.get_num_threads() * samples * rows // (windows.numel() * windows.element_size()))
     if grad_rows.element_size() < 4:

@@ -19,8 +19,8 @@ _FEW_READS = 8
 class Windows:
     """The indices of an input dimension that each index of an output dimension reads, and their weights.
 
-    An output index with fewer reads than others is padded with invalid reads. An invalid read has weight 0, and the index of a valid read.
-    Its value must not enter a result: 0 times infinity is NaN.
+    An output index with fewer reads than others is padded with invalid reads, which have weight 0 and the index of the first valid read. A
+    sum must leave them out instead of relying on the weight: 0 times infinity is NaN.
 
     Attributes:
         size: The size of the input dimension.
@@ -36,7 +36,7 @@ class Windows:
 
     @staticmethod
     def from_reads(output_size: int, size: int, output_index: np.ndarray, input_index: np.ndarray, weight: np.ndarray) -> Windows:
-        """Returns the windows that consist of these reads, which are in any order. An output without reads is 0."""
+        """Returns the windows that consist of these reads, which are in any order. The sum of an output without reads is 0."""
         order = np.argsort(output_index, kind="stable")
         output_index, input_index, weight = output_index[order], input_index[order], weight[order]
         count = np.bincount(output_index, minlength=output_size)
@@ -72,7 +72,7 @@ class Windows:
         )
 
     def gather(self, x: Array, dim: int) -> Array:
-        """Returns the elements of x that each window reads. `dim` becomes two dimensions, (windows, reads)."""
+        """Returns the elements of x that each window reads, invalid reads included. `dim` becomes two dimensions, (windows, reads)."""
         return take(x, self.index, dim)
 
     def sum(self, x: Array, dim: int) -> Array:
@@ -101,10 +101,10 @@ class Windows:
 
 
 def take(x: Array, index: np.ndarray, dim: int) -> Array:
-    """Returns x at constant indices along `dim`, which is replaced by the dimensions of `index`.
+    """Returns x at constant indices along `dim`. The dimensions of `index` take the place of `dim`.
 
-    Indices with a constant step become a slice, and indices that are each repeated equally often become a broadcast, so that XLA reads no
-    table of indices.
+    For one dimension of indices, XLA needs no table of indices in two cases. Indices with a constant step become a slice. All indices of
+    `dim` in order, each repeated equally often, become a broadcast.
     """
     indices = index.ravel()
     if index.ndim == 1 and len(indices) > 1:

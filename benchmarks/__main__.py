@@ -22,10 +22,10 @@ _PARTS = typer.Argument(help=f"Of: {', '.join(choices.PARTS)}. Default: all.", s
 def bench_cpu(
     parts: Annotated[list[str] | None, _PARTS] = None,
     output: Annotated[
-        Path, typer.Option(help="The directory of cpu.md, cpu.json and ops.md. Parts that are there already are kept.")
+        Path, typer.Option(help="The directory of cpu.md, cpu.json and ops.md. Other parts that are there already are kept.")
     ] = Path("."),
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds of timing for each engine of a model.")] = 2.0,
 ) -> None:
     """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md, and those of single ops as ops.md.
 
@@ -43,7 +43,8 @@ def bench_cpu(
 
 
 _GPU_PARTS = typer.Argument(
-    help="PRECISION-batchN, behind it -training, -autotuned or both: PRECISION is float32, tf32 or bfloat16, N 1 or 32. Default: all.",
+    help="PRECISION-batchN, followed by -training, -autotuned, both or neither: PRECISION is float32, tf32 or bfloat16, N is 1 or 32. "
+    "Also bfloat16-batchN-variants. Default: all.",
     show_default=False,
 )
 
@@ -51,11 +52,11 @@ _GPU_PARTS = typer.Argument(
 @app.command("gpu")
 def bench_gpu(
     parts: Annotated[list[str] | None, _GPU_PARTS] = None,
-    output: Annotated[Path, typer.Option(help="The directory of gpu.md and gpu.json. What is in them already is kept.")] = Path("."),
+    output: Annotated[Path, typer.Option(help="The directory of gpu.md and gpu.json. Rows in them are kept.")] = Path("."),
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
-    minutes: Annotated[float, typer.Option(min=0.0, help="When to stop. The same command goes on where it stopped.")] = 9.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Models that compile at once. They are timed one after the other.")] = 6,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds of timing for each engine of a model.")] = 2.0,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Minutes until the command stops. The same command then continues.")] = 9.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of models that compile at once. They are timed one after the other.")] = 6,
     device: Device = "cuda",
 ) -> None:
     """Compare dynaxla with eager mode and Inductor on a GPU, and write the tables as gpu.md. All parts together take hours.
@@ -75,10 +76,10 @@ _DEVICE_PARTS = typer.Argument(help=f"Of: {', '.join(choices.DEVICE_PARTS)}. Def
 @app.command("device")
 def bench_device(
     parts: Annotated[list[str] | None, _DEVICE_PARTS] = None,
-    output: Annotated[Path, typer.Option(help="The directory of device.md and device.json. What is in them already is kept.")] = Path("."),
+    output: Annotated[Path, typer.Option(help="The directory of device.md and device.json. Rows in them are kept.")] = Path("."),
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 1.0,
-    minutes: Annotated[float, typer.Option(min=0.0, help="When no further model is begun. The same command goes on there.")] = 7.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds of timing for each engine of a model.")] = 1.0,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Minutes after which no model is begun; a second run continues.")] = 7.0,
     device: Annotated[str, typer.Option(help="jax, or jax:N.")] = "jax",
 ) -> None:
     """Compare graphs traced once with lazy and eager mode on the device "jax", and with CPU tensors, and write the tables as device.md.
@@ -95,7 +96,7 @@ def bench_device(
 @app.command("overhead")
 def measure_overhead(
     layers: Annotated[list[int] | None, typer.Option(help="Layers of the perceptron; repeat for several. Default: 2 and 50.")] = None,
-    width: Annotated[int, typer.Option(min=1, help="Its width.")] = 32,
+    width: Annotated[int, typer.Option(min=1, help="Width of the perceptron's layers.")] = 32,
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 100 calls.")] = 60,
 ) -> None:

@@ -1,7 +1,7 @@
 """`python -m benchmarks cpu interop`: functions of `dynaxla.to_jax` against the same mathematics in JAX, both under `jax.jit`.
 
-Both take the same parameters in torch's layout (images NCHW, weights as in `nn.Linear` and `nn.Conv2d`). The benchmark measures inference,
-and the gradient of a loss with respect to all parameters. The two functions run in turn, so that other load on the machine affects both.
+Both functions take the same parameters in torch's layout (images NCHW, weights as in `nn.Linear` and `nn.Conv2d`). The benchmark measures
+inference, and the gradient of a loss with respect to all parameters. The functions run in turn, so that other load affects both.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Times and difference of the two functions.
+    """The times of the two functions, and the difference between their results.
 
     Attributes:
         by_hand: median milliseconds of the function written in JAX.

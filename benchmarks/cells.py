@@ -12,15 +12,15 @@ from typing import Any
 class Cells:
     """The measurements of one table so far.
 
-    A file from other versions, other sources or another machine is ignored.
+    A file is ignored if it was written in another environment, such as with other versions or on another machine.
     """
 
     def __init__(self, file: Path | None, environment: Mapping[str, str]) -> None:
         """Reads earlier measurements.
 
         Args:
-            file: the file that keeps them; None to keep nothing.
-            environment: the facts that must be equal to continue, except for the date.
+            file: the file that keeps the measurements; None to keep nothing.
+            environment: the facts that must be the same as in the file, except for the date.
         """
         self._file = file
         self._circumstances = {name: fact for name, fact in environment.items() if name != "date"}

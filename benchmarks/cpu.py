@@ -68,7 +68,7 @@ class Part:
         calls: calls that are timed together.
         training: the name of an optimizer, or "" for inference.
         reads: True to show also the time for reading all weights and buffers once.
-        cases: prefixes of the names of the suite's cases that are measured.
+        cases: prefixes of names: of the suite, the cases whose names begin with one of the prefixes are measured.
     """
 
     title: str
@@ -83,14 +83,14 @@ class Part:
     cases: tuple[str, ...] = ("",)
 
     def chosen(self, models: Sequence[str]) -> list[BenchCase]:
-        """Returns the table's cases, or those that `models` names. Raises: BenchmarkError."""
+        """Returns the table's cases; only those that `models` names, if it names any. Raises: BenchmarkError."""
         return [case for case in suites.choose(self.suite, models) if case.name.startswith(self.cases)]
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
         """Pairs of engines; the first one's time over the second's is shown.
 
-        The second is the last engine, which is dynaxla in the way that matters here. For the suite "others", eager mode is compared with
+        The second is the last engine: the variant of dynaxla that the table is about. In the table of `OTHERS`, eager mode is compared with
         both dynaxla engines.
         """
         if self.engines == OTHERS:
@@ -127,7 +127,7 @@ PARTS = {
 }
 MEMORY_BATCH, MEMORY_OPTIMIZER = 4, "adamw"
 SECOND_STARTS = 3
-# Parts that take more than half an hour: an interrupted run can continue.
+# Parts that take more than half an hour. An interrupted run of these parts can continue; see `Cells`.
 LONG = (STARTS, LENGTHS, "training-others")
 MEMORY_ENGINES = ("eager", "dynaxla", "dynaxla_step")
 
@@ -188,7 +188,7 @@ def _cells(part: str, output: Path) -> Cells:
 
 
 def _measured(name: str, models: Sequence[str], seconds: float, output: Path) -> dict[str, Any]:
-    """Measures a part, and returns its entry in cpu.json. In a long part, each model is kept by itself."""
+    """Measures a part, and returns its entry in cpu.json. In a long part, each model's measurements are kept as soon as they exist."""
     part = PARTS[name]
 
     def of(names: Sequence[str]) -> dict[str, Any]:
@@ -227,7 +227,8 @@ def as_part(result: report.BenchReport) -> dict[str, Any]:
 def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
     """Returns CPU seconds of first calls by engine and model.
 
-    They are of Inductor and dynaxla with empty caches, of dynaxla again in another process, and of capture alone.
+    The engines are Inductor and dynaxla with empty caches, "dynaxla again" (another process with the caches that dynaxla has filled), and
+    dynamo_aot (capture alone).
     """
     names = [case.name for case in suites.choose("models", models)]
     with tempfile.TemporaryDirectory() as bytecode:

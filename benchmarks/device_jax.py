@@ -33,6 +33,7 @@ B's. If the CPU time is less than the wall time, the processor was shared: then 
 on the CPU; for training, the loss and all gradients.
 """
 
+# The number of calls with one wait for the device, for the amortized time of a call.
 SEVERAL = 10
 
 
@@ -41,7 +42,7 @@ class Part:
     """One set of tables.
 
     Attributes:
-        title: its title.
+        title: the set's title.
         engines: the engines that are compared.
         ratios: pairs of engines; the first one's time over the second's is shown.
         training: the name of an optimizer, or "" for inference.
@@ -83,7 +84,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     cases = {case.name: case for case in suites.choose("models", models)}
     where = check_device(device, 1)
     if where.type != "jax":
-        raise BenchmarkError(f"these are tables of the device jax, not of {device!r}; the parts cpu and gpu have others")
+        raise BenchmarkError(f"these are tables of the device jax, not of {device!r}; for other devices use the commands cpu and gpu")
     check_writable(output)
     file = output / "device.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -131,7 +132,7 @@ def _as_entries(result: ModelResult) -> dict[str, Any]:
     """Returns a model's entry in device.json, by engine.
 
     An entry has `good`; `failure` if that is False; milliseconds of a call: the median `ms` with `lower` and `upper` quartiles, `cpu_ms`,
-    `amortized_ms` (None if it was not measured), and the mean ones of its `phases`; `first_call` in seconds; `recorded_ops` in a call;
+    `amortized_ms` (None if it was not measured), and means of its `phases`; `first_call` in seconds; `recorded_ops` in a call;
     `compilations` and `traces` in all timed calls; `error`.
     """
     entries: dict[str, Any] = {}

@@ -99,7 +99,7 @@ def _torchax(model: nn.Module, _: Inputs) -> Call:
 
 
 def _torch_xla(model: nn.Module, _: Inputs) -> Call:
-    """Compiles a model with torch_xla. The time includes moving inputs and results at each call, as in PR #87741."""
+    """Compiles a model with torch_xla. The time includes moving inputs and results at each call, as in pytorch/pytorch#87741."""
     import torch_xla
 
     device = torch_xla.device()

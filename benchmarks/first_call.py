@@ -1,6 +1,7 @@
 """CPU seconds of the first call of each model in one engine: `python -m benchmarks.first_call ENGINE MODEL...`, in its own process.
 
-They include the compilers that the process starts. There is one thread. Work that is done once per process is not counted.
+The CPU seconds include those of the compilers that the process starts. There is one thread. Work that is done once per process is not
+counted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""One step of generation: a token's keys and values are written into caches, which attention reads. The caches are full, and a call
-overwrites their last row, so that every call with the same input does the same."""
+"""One step of generation: a token's keys and values are written into caches, which attention reads.
+
+The caches are full, and a call overwrites their last row, so that every call with the same input does the same.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def rows(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 
 def tokens(batch: int, generator: torch.Generator, sequences: int = 1) -> tuple[torch.Tensor, ...]:
-    """Returns one token for each sequence. A model has caches for a fixed number of sequences, which is a batch of 1."""
+    """Returns one token for each sequence. With a batch of 1, the tokens fit a model whose caches are for `sequences` sequences."""
     return (torch.randn(batch * sequences, 1, WIDTH, generator=generator),)
 
 

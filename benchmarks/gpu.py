@@ -64,7 +64,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
 
 def _rank(wanted: tuple[str, str]) -> int:
-    """Returns the position of a part and model in FIRST, as a sort key; all others come after these."""
+    """Returns the position of a part and model in FIRST, as a sort key. All other parts and models come after FIRST."""
     return FIRST.index(wanted) if wanted in FIRST else len(FIRST)
 
 

@@ -30,7 +30,8 @@ from . import engines as engine_table
 from .gpu_parts import PARTS, Part
 from .processes import device_peak_bytes
 
-# For memory: first calls, which are not counted because programs are compiled, and memory is seen for the second time; counted calls.
+# The numbers of calls for a measurement of memory: warm-up calls, in which programs are compiled and the same memory is seen for the second
+# time, and calls whose peak is counted.
 WARM_CALLS, CALLS = 3, 2
 
 
@@ -99,8 +100,8 @@ def measure_times(
 def measure_memory(part: str, model: str, engine: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
     """Measures the memory of an engine in a process of its own.
 
-    Args: as of `measure_times`. With its `caches`, nothing is compiled again, and the memory that XLA needs to autotune kernels is not
-    counted; an empty directory works, too.
+    The arguments are those of `measure_times`. If `caches` is the directory that `measure_times` has filled, nothing is compiled again, and
+    the memory that XLA needs to autotune kernels is not counted.
 
     Returns: `peak`, the memory in bytes (None if unknown), or `failure`; None if the process did not finish by `end`.
     """
@@ -110,8 +111,8 @@ def measure_memory(part: str, model: str, engine: str, device: str, seconds: flo
 def _with_caches(directory: Path) -> dict[str, str]:
     """Returns the environment of a process that keeps everything it compiles in this directory.
 
-    That is dynaxla's and Inductor's caches, JAX's compiled programs, and XLA's autotuning results (xla_gpu_per_fusion_autotune_cache_dir in
-    openxla/xla).
+    The process keeps dynaxla's and Inductor's caches, JAX's compiled programs, and XLA's autotuning results
+    (xla_gpu_per_fusion_autotune_cache_dir in openxla/xla).
     """
     tuned, compiled = directory / "xla", directory / "jax"
     for each in (tuned, compiled):
@@ -129,7 +130,7 @@ def _with_caches(directory: Path) -> dict[str, str]:
 def _answer(arguments: Sequence[str], environment: dict[str, str], end: float, turn: Turn | None = None) -> dict[str, Any] | None:
     """Runs a process, and returns the JSON in its last line, or `failure`.
 
-    Returns None if it does not finish in time, or was stopped; it is then killed with its children.
+    Returns None if the process does not finish in time, or was stopped. The process is then killed with its children.
     """
     command = [sys.executable, "-m", "benchmarks.gpu_model", *arguments]
     process = subprocess.Popen(

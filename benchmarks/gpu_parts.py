@@ -46,7 +46,7 @@ class Part:
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
-        """Pairs of engines: each other engine, and the last one, which is dynaxla in the way that matters here."""
+        """Pairs of engines: each other engine, and the last one, which is the variant of dynaxla that the table is about."""
         return [(name, self.engines[-1]) for name in self.engines[:-1]]
 
     def set_precision(self) -> None:

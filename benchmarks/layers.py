@@ -36,7 +36,7 @@ def runs() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def measure(kind: str, layers: int, bytecode: str) -> dict[str, float]:
-    """Measures in a fresh process with empty caches. `bytecode` is the directory of Python's bytecode, which earlier runs have filled."""
+    """Measures in a fresh process with empty caches. `bytecode` is the directory in which the processes share Python's bytecode."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "benchmarks.layers", str(layers), kind]
         done = subprocess.run(command, cwd=ROOT, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)

@@ -98,7 +98,7 @@ _bert = partial(Bert, hidden_size=256, num_hidden_layers=4, num_attention_heads=
 
 @dataclass(frozen=True)
 class Case:
-    """A model.
+    """A model, and how it is called.
 
     Attributes:
         build: creates the model.
@@ -148,7 +148,7 @@ class Run:
         first: the calls of the first round.
         again: the calls of the second round, after all compilations have ended.
         eager: eager mode's calls in turn with those of the second round.
-        cpu: the CPU seconds of the process for the first round, with child processes and the work that other threads finish after it.
+        cpu: the CPU seconds of the process and its children for the first round, including work that other threads finish after the round.
         executables: the number of programs that dynaxla has compiled.
         disagreement: the first length whose result differs from eager mode's, with the difference; or "".
     """
@@ -282,10 +282,10 @@ def _measure(engine: str, name: str) -> dict[str, Any]:
         in_turn = [(_timed(eager, [tokens]), _timed(call, [tokens])) for tokens in inputs]
     found_again = [found for _, (_, (found,)) in in_turn]
     wrong = [
-        f"length {tokens.shape[1]}: {told.detail or told.error}"
+        f"length {tokens.shape[1]}: {compared.detail or compared.error}"
         for results in (found, found_again)
         for tokens, mine, theirs in zip(inputs, results, expected, strict=True)
-        if not (told := agreement.compare(mine, theirs, gradients=bool(case.optimizer))).agrees
+        if not (compared := agreement.compare(mine, theirs, gradients=bool(case.optimizer))).agrees
     ]
     run = Run(
         first, _joined([mine for _, (mine, _) in in_turn]), _joined([theirs for (theirs, _), _ in in_turn]),

@@ -36,7 +36,7 @@ ALLOWED_MICROSECONDS_PER_INPUT = 0.6
 
 @dataclass(frozen=True)
 class Overhead:
-    """Microseconds of wall time for one call, by way of calling.
+    """Microseconds of wall time for one call, by way of calling; the docstring of the module lists the ways.
 
     Attributes:
         layers: the number of layers.

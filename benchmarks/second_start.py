@@ -44,7 +44,7 @@ def start(engine: str, model: str, cache: str, bytecode: str) -> float:
         engine: a backend of torch.compile.
         model: the model's name.
         cache: the directory of all caches; empty, or as an earlier start has left it.
-        bytecode: the directory of the bytecode of all Python modules, likewise.
+        bytecode: the directory of the bytecode of all Python modules; empty, or as an earlier start has left it.
     """
     command = [sys.executable, "-m", "benchmarks.second_start", engine, model]
     done = subprocess.run(command, cwd=ROOT, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)

@@ -1,10 +1,10 @@
 """`python -m benchmarks cpu ops`: single ops, compiled and in eager mode. Writes ops.md and ops.json.
 
-The time of a compiled call is that of the op's program and of any call (TorchDynamo's guards, and for a gradient autograd's own work). An
-*empty* call is a compiled sum of as many tensors of one element as the op has inputs: its time is that of any call. All three take turns.
-Where dynaxla is slower than eager mode, the backend "aot_eager" is measured in the same way: eager mode's own kernels behind TorchDynamo
-and AOTAutograd, whose cost no backend avoids. This is done afterwards, because five engines in turn would evict each other's data from the
-processor's caches.
+The time of a compiled call has two parts: the op's program, and the cost that every compiled call has (TorchDynamo's guards, and for a
+gradient autograd's own work). An *empty* call is a compiled sum of as many tensors of one element as the op has inputs: its time is the
+second part alone. Eager, compiled and empty calls take turns. Where the op's program takes more than 1.25 times eager mode's time, the
+backend "aot_eager" is measured in the same way: eager mode's own kernels behind TorchDynamo and AOTAutograd, whose cost no backend avoids.
+It is measured afterwards, because five engines in turn would evict each other's data from the processor's caches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .single_op_cases import CASES, OpCase
 from .single_ops_left_out import left_out
 
 FORWARD, GRADIENT = "forward", "gradient"
-# So many calls are timed together that they take about this long, so that the clock's resolution does not matter.
+# As many calls are timed together as take about this long (at most 100), so that the clock's resolution does not matter.
 _SECONDS_TOGETHER = 0.004
 # Each part has copies of the inputs at other addresses: the addresses of tensors can change an op's time by a third.
 _PARTS = 3
@@ -72,7 +72,7 @@ class Measured:
         eager_cpu: CPU time in eager mode.
         dynaxla_cpu: CPU time of the compiled op.
         empty_cpu: CPU time of an empty call.
-        aot_eager: the ratio of its time, beyond an empty call, to eager mode's; None if it is not measured.
+        aot_eager: the ratio of the time of the backend "aot_eager", beyond an empty call, to eager mode's; None if it is not measured.
         failure: why there are no times, or how the results disagree; or "".
     """
 
@@ -122,14 +122,14 @@ def measure(case: OpCase, kind: str, seconds: float) -> Measured:
             return Measured(failure=f"disagrees with eager: {agreement.detail or agreement.error}")
         del expected, found, calls
         times = _timed(engines, inputs, kind, seconds)
-        around = None
+        aot_eager = None
         if _beyond(times["eager"], times["compiled"], times["empty"]) > _BEHIND:
             others = _timed(_engines(case, "aot_eager"), inputs, kind, seconds)
-            around = _beyond(others["eager"], others["compiled"], others["empty"])
+            aot_eager = _beyond(others["eager"], others["compiled"], others["empty"])
         eager, dynaxla, empty, eager_cpu, dynaxla_cpu, empty_cpu = (
             times[f"{name}{of}"] for of in ("", "_cpu") for name in ("eager", "compiled", "empty")
         )
-        return Measured(eager, dynaxla, empty, eager_cpu, dynaxla_cpu, empty_cpu, around)
+        return Measured(eager, dynaxla, empty, eager_cpu, dynaxla_cpu, empty_cpu, aot_eager)
     except Exception as error:
         return Measured(failure=first_line(error))
     finally:

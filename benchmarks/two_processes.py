@@ -36,7 +36,7 @@ from .second_start import cpu_seconds
 WORLD = 2
 ENGINES = ("eager", "inductor", "dynaxla", "dynaxla_step")
 WIDTH, HEADS, LAYERS, BATCH, LENGTH = 512, 8, 4, 4, 128
-_ROUNDS, _ALIKE = 15, 1e-3
+_ROUNDS, _LOSS_TOLERANCE = 15, 1e-3
 # The results of a process, by engine: milliseconds of each round, CPU seconds of the first step, and the losses of the first steps.
 Found = dict[str, dict[str, Any]]
 
@@ -118,7 +118,7 @@ def combined(way: str, found: list[Found]) -> Found:
     for engine in ENGINES:
         mine = [each[engine] for each in found]
         losses, expected = (torch.tensor([each[name]["losses"] for each in found]) for name in (engine, "eager"))
-        if not torch.allclose(losses, expected, rtol=_ALIKE, atol=0):
+        if not torch.allclose(losses, expected, rtol=_LOSS_TOLERANCE, atol=0):
             raise BenchmarkError(f"{way}, {engine}: the losses are {losses.tolist()}, eager mode's {expected.tolist()}")
         spread = Spread.of([max(times) for times in zip(*(each["ms"] for each in mine), strict=True)])
         row[engine] = {
@@ -185,7 +185,7 @@ def _measure(way: str, rank: int, rendezvous: str) -> Found:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    patience = datetime.timedelta(minutes=5)  # to wait in vain for a process that has failed
+    patience = datetime.timedelta(minutes=5)  # the longest wait for the other process, which may have failed
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
     _rehearse()
     steps = _steps(way, rank)

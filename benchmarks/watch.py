@@ -1,4 +1,4 @@
-"""`python -m benchmarks.watch`: the cost of checking that the surroundings of a step have not changed, on one core."""
+"""`python -m benchmarks.watch`: the cost of checking that the Python objects that a training step reads have not changed, on one core."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step_of(layers: int, closures: int) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def measure(layers: int = 500, closures: int = 10, rounds: int = 500) -> dict[str, Any]:
-    """Returns microseconds of one check (minimum, median), the numbers of places and tensors, and the time beyond 0.15 µs per tensor."""
+    """Returns microseconds of a check (minimum, median, minimum beyond 0.15 µs per tensor), and the numbers of entries and tensors."""
     step = step_of(layers, closures)
     x = torch.ones(2, 4)
     for _ in range(2):

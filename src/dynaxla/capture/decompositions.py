@@ -48,7 +48,7 @@ def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
 
 
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
-    """Returns a clone of x if x has no elements. Other calls are not decomposed. Eager mode keeps x's shape in this case, too."""
+    """Returns a clone of x, with x's shape, if x has no elements, as eager mode does. Other calls are not decomposed."""
     return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
 
 
@@ -88,7 +88,7 @@ def _loss_gradient(op: OpOverload) -> Callable[..., Any]:
 
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    """Returns an empty index if `repeats` is empty, for each `output_size`, as eager mode does. Other calls are not decomposed."""
+    """Returns an empty index if `repeats` is empty, whatever `output_size` is, as eager mode does. Other calls are not decomposed."""
     return repeats.clone() if guard_or_false(repeats.numel() == 0) else NotImplemented
 
 
@@ -201,8 +201,8 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
-# Ops of PT2E quantization. The kernel of each is a Python function of the same name that calls ATen ops. The library's other ops are not
-# decomposed, because their kernels read numbers from tensors.
+# Ops of PT2E quantization. The kernel of each op is a Python function of the same name that calls ATen ops. The other ops of the namespace
+# are not decomposed, because their kernels read numbers from tensors.
 _QUANTIZATION_OPS = (
     "quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel", "choose_qparams_per_token",
     "choose_qparams_per_token_asymmetric", "quantize_per_token", "dequantize_per_token", "dequantize_per_channel_group",

@@ -1,9 +1,9 @@
 """Gives the results of a traced op the strides that they have in eager mode.
 
 A trace takes strides from the fake implementation of an op, or from the op's decomposition. Both can differ from the strides of the op's
-kernel if operands are not contiguous. So the kernel itself runs once, on small tensors with the operands' memory order (kernel_refusals.py
-does the same for dtypes). If a traced result has another memory order than the kernel's result, the trace copies the traced result to the
-kernel's order. In XLA, such a copy only changes the layout of the returned array.
+kernel if operands are not contiguous. So the kernel itself runs once, on tensors with the operands' memory order (kernel_refusals.py has
+similar trials for dtypes). Large operands are replaced by smaller tensors. If a traced result has another memory order than the kernel's
+result, the trace copies the traced result to the kernel's order. In XLA, such a copy only changes the layout of the returned array.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _UNTRIED_NAMES = re.compile(
 
 # A kernel is tried with the operands' own sizes if operands and results have at most this many elements, else with smaller sizes.
 _MAX_ELEMENTS = 1 << 16
-# The same limit for a kernel that does not check its numeric arguments: such a kernel must not be tried with smaller sizes, because its
-# arguments may not match these. Ops in `flop_registry` (products, convolutions) are excluded: with so many elements they take too long.
+# The same limit for a kernel that does not check its numeric arguments: such a kernel must not be tried with smaller sizes, because the
+# arguments may not match them. Ops in `flop_registry` (products, convolutions) are excluded: with so many elements they take too long.
 _MAX_ELEMENTS_UNCHECKED = 1 << 24
 # A trial with smaller sizes cuts longer dimensions to the first of these sizes. If the kernel refuses the operands, the second is tried.
 _SHORT_SIZES = (4, 8)
@@ -153,7 +153,7 @@ def _differing_orders(
 
 
 def _differing_order(traced: _SizesStrides, expected: _SizesStrides) -> tuple[int, ...] | None:
-    """Returns the memory order of `expected`. None if `expected` is not dense, has other sizes, or has the traced order."""
+    """Returns the memory order of `expected`; None if it is the traced order, `expected` is not dense, or other dimensions have size 1."""
     (sizes, strides), (expected_sizes, _) = traced, expected
     if len(sizes) != len(expected_sizes) or any(
         (size > 1) != (expected_size > 1) for size, expected_size in zip(sizes, expected_sizes, strict=True)
@@ -236,7 +236,7 @@ def _shortened(spec: _SizesStrides, max_size: int | None) -> _SizesStrides | Non
 def _try_kernel(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], max_size: int | None, fake: bool
 ) -> list[_SizesStrides | None] | None:
-    """Runs a kernel or fake implementation and returns the sizes and strides of the results; None if it refuses the operands."""
+    """Runs a kernel or fake implementation and returns the sizes and strides of the results; None if the op refuses the operands."""
     generator = torch.Generator().manual_seed(0)
 
     def small(value: Any) -> Any:

@@ -117,7 +117,7 @@ def _lines(module: GraphModule) -> Iterator[str]:
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
         fields = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
-        # The program depends on this, because kernel_refusals.py checks only ops that the user called directly.
+        # The program depends on `is_called_by_user`, because kernel_refusals.py checks only ops that the user called directly.
         is_called_by_user = str(node.meta.get("original_aten") or node.target) == str(node.target)
         description = repr(node.meta.get("desc"))
         fields += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {is_called_by_user}"]
@@ -164,7 +164,7 @@ def _argument(value: Any, numbers: Mapping[Node, int]) -> str:
 
 
 def _value(value: Any, storages: dict[int, int]) -> str:
-    """Returns the metadata of a node's value as text. Adds a number for each new storage to `storages`: it shows which values share one."""
+    """Returns the metadata of a node's value as text. Values that share a storage have the same number, which `storages` records by id."""
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_value(item, storages) for item in value) + ",)"
     if not isinstance(value, torch.Tensor):

@@ -45,7 +45,7 @@ class Sizes:
         return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
 
     def sources(self) -> dict[Any, tuple[int, int | None]]:
-        """Returns, by expression (mostly a symbol), the position of the input with its value and, for a tensor, the dimension, or None."""
+        """Returns, by expression (mostly a symbol), the position of the input that has the value, and the dimension of a tensor or None."""
         return dict(self._sources)
 
     def values(self, args: Sequence[Any]) -> SymbolValues:

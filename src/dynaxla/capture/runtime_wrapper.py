@@ -20,7 +20,7 @@ from .graph import written_inputs
 
 
 def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns the positions of the inputs to which the wrapper writes the first results, in order; None if it does other work, too.
+    """Returns the positions of the inputs to which the wrapper writes the first results, in order; None if the wrapper does more.
 
     If the wrapper writes no results, TorchDynamo can call the graph's program directly.
 

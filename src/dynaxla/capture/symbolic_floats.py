@@ -2,7 +2,7 @@
 
 TorchDynamo passes such a float to the graph as a tensor, and the graph reads a symbolic float from the tensor. PyTorch rewrites a few basic
 ops with symbolic floats to ops with tensors. If any other op takes a symbolic float, PyTorch compiles the graph again for each new value.
-The decompositions here reduce these ops, and the `_foreach` ops of optimizers, to the basic ops. Calls without symbolic floats are not
+The decompositions here reduce such ops, and the `_foreach` ops of optimizers, to the basic ops. Calls without symbolic floats are not
 decomposed.
 
 Source: torch.fx.passes._tensorify_python_scalars (SUPPORTED_OPS).
@@ -100,7 +100,7 @@ def _pow(x: Any, exponent: Any) -> Tensor:
 def _for_each_tensor(function: Callable[..., Tensor], keyword: str | None = None) -> Decomposition:
     """Returns a decomposition of a `_foreach` op that calls `function` for each tensor.
 
-    keyword: the name under which `function` takes the op's last operand, if only by keyword.
+    keyword: the name of the argument of `function` for the op's last operand; None to pass this operand by position.
     """
 
     def decomposition(*operands: Any, **keywords: Any) -> list[Tensor]:

@@ -5,9 +5,10 @@ The general fallback, a program that calls torch's kernel, does not work for suc
 - The result of an asynchronous op is not ready when the op returns. The program would copy the result before the data has arrived, and the
   wait op would wait for the copy.
 - A handle is not an array.
-- Two programs of one graph may run their callbacks in different orders. Two processes that call collectives in different orders deadlock.
+- XLA may run a program's callbacks in another order in each process. Two processes that call collectives in different orders deadlock.
 
-So asynchronous nodes run between programs. The exceptions are collectives for which the program itself waits (`can_be_in_program`).
+So asynchronous nodes run between programs. The exceptions are the collectives in `COLLECTIVES` and the waits for them: their lowerings
+(ops/collectives.py) fix the order of the calls, and return when the results have arrived.
 
 A node is asynchronous if any of these holds:
 
@@ -16,7 +17,7 @@ A node is asynchronous if any of these holds:
 - the op's schema takes or returns an object of a class (ProcessGroup, Work, any class of `torch.classes`), a future, an awaitable, a
   remote reference, a stream or a storage;
 - an argument or a result is neither a tensor nor plain data;
-- a wait op of a namespace in `NAMESPACES` reads the node's result. This condition also finds collectives that a library defines.
+- an asynchronous op with "wait" in its name reads the node's result. This condition also finds collectives that a library defines.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ WAIT = "_c10d_functional::wait_tensor"
 # Torch's types of the devices on which a program can call back into torch.
 _CALLBACK_DEVICES = ("cpu", "cuda")
 
-# The types of tensors and plain data. An argument of another type makes a node asynchronous.
+# The types of tensors and plain data. An argument or a result of another type makes a node asynchronous.
 _PLAIN_TYPES = (
     *(torch.Tensor, int, float, complex, str, bytes, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, slice, range, type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator, torch.nn.Module, type),
@@ -86,7 +87,7 @@ def groups_in(graph: torch.fx.Graph) -> tuple[str, ...]:
 
 
 def can_be_in_program(node: Node) -> bool:
-    """True if a program can contain an asynchronous node: a collective, or the wait for a collective that the program contains."""
+    """True if a program can contain an asynchronous node: a collective, the wait for it, or the getitem that selects one of its results."""
     if is_collective(node):
         tensors = [value for value in leaves(node) if isinstance(value, torch.Tensor)]
         return all(tensor.device.type in _CALLBACK_DEVICES and tensor.layout == torch.strided for tensor in tensors)

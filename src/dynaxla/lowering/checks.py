@@ -33,7 +33,7 @@ class Check:
 
     @staticmethod
     def first_failed(checks: Sequence[Check]) -> jax.Array:
-        """In a program: returns the index of the first check that fails, or the number of checks if none fails. int32[]."""
+        """Returns, in a traced program, the index of the first check that fails, or the number of checks if none fails. int32[]."""
         code = jnp.int32(len(checks))
         for index, check in reversed(list(enumerate(checks))):
             code = lax.select(check.condition, code, jnp.int32(index))
@@ -48,7 +48,7 @@ class Checks(list[Check]):
         self.append(Check(lax.reduce_and(condition, tuple(range(condition.ndim))), error, message))
 
     def failure(self) -> Array:
-        """In a program: returns the index of the first check that fails, or NONE_FAILED. int32[]."""
+        """Returns, in a traced program, the index of the first check that fails, or NONE_FAILED. int32[]."""
         none_failed = lax.full((), NONE_FAILED, _INT32)
         if not self:
             return none_failed

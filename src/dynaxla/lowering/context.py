@@ -30,13 +30,13 @@ class Context:
         eager: The behaviour of eager mode on the platform.
         settings: The numerical settings of this trace.
         choose: Chooses the implementation of an op for a problem; see implementations.py.
-        sum, max, min: Reductions of an array over dimensions, which are removed.
+        sum, max, min: Functions that reduce an array over some dimensions, and remove these dimensions.
         node: The FX node that is being lowered.
         values: The values of the nodes evaluated so far.
         checks: The conditions that the program verifies while it runs.
         fused_results: The results of nodes that were computed together with an earlier node.
         kernels: For each torch kernel that the program calls, the node's name and the arguments that are not tensors.
-        agreement: The torch collectives that the program calls, in order. The processes compare these lists before the first run.
+        agreement: The torch collectives that the program calls, in order. Before its first run, the processes compare their lists.
         participants: The processes over which XLA's own collectives run; None if torch's collectives are called.
         effect_token: uint8[1]; orders effects: the next kernel with a side effect, or the next collective, reads this token.
         replicated: On a mesh of devices, the sharding of a value that is replicated on all of them; otherwise None.
@@ -86,10 +86,10 @@ class Context:
     def nested(self, key: Array | None) -> Context:
         """Returns a context for a graph that a control-flow op calls.
 
-        It has its own values and checks, and derives its random numbers from `key`.
+        The new context has its own values and checks, and derives its random numbers from `key`.
         """
         inner = copy.copy(self)
-        inner.participants = None  # XLA may run an inner graph any number of times, or never, so an inner graph calls torch's collectives
+        inner.participants = None  # XLA's own collectives must run once each, but an inner graph may run any number of times, or never
         inner._begin(key)
         return inner
 

@@ -36,7 +36,7 @@ _TORCH_TO_JAX: dict[torch.dtype, np.dtype] = {
 }
 _JAX_TO_TORCH = {jax_dtype: torch_dtype for torch_dtype, jax_dtype in _TORCH_TO_JAX.items()}
 
-# Names of dtypes in messages that do not follow the rule of `describe`.
+# Abbreviations of dtypes that do not follow the rule of `describe`.
 _SHORT_NAMES = {"bool": "bool", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
 
 

@@ -2,9 +2,9 @@
 
 A lowering gets a `DynamicScalar` in place of a float or an int of the graph:
 
-- If the lowering converts it to an array (`promotion.number`), the program gets an input of that dtype.
-- If the lowering compares it with another number, the comparison becomes a condition of the program. The program is valid for all numbers
-  for which the comparisons have the same outcomes. So `alpha == 1` causes two programs, not one for each alpha.
+- If the lowering converts the number to an array (`promotion.number`), the program gets an input of the array's dtype.
+- If the lowering compares the number with another one, the comparison becomes a condition of the program. The program is valid for all
+  numbers for which the comparisons have the same outcomes. So `alpha == 1` causes two programs, not one for each alpha.
 - Arithmetic on the number is recorded as a formula.
 - Any other access to the value raises `NumberInspected`. Then the number has to be a constant of the program.
 """
@@ -32,7 +32,7 @@ class ScalarInput(NamedTuple):
 
 
 class ScalarTrace(NumberTrace):
-    """The record of one trace of a function with dynamic scalars.
+    """The record of the traces of one function with dynamic scalars. The first trace finds the scalar inputs, later ones get their arrays.
 
     Attributes:
         scalar_inputs: The position of each scalar input among the program's scalar inputs. Complete at the end of the first trace.
@@ -60,7 +60,7 @@ class ScalarTrace(NumberTrace):
         return DynamicScalar(self, Input(position), self._numbers[position])
 
     def cast(self, formula: Formula, dtype: Any) -> Array:
-        """Returns the program's input for the value of a formula in a dtype; in the first trace, an array of zero."""
+        """Returns the program's input for the value of a formula in a dtype; in the first trace, a zero of rank 0."""
         position = self.scalar_inputs.setdefault(ScalarInput(formula, np.dtype(dtype)), len(self.scalar_inputs))
         return self._inputs[position] if position < len(self._inputs) else lax.full((), 0, np.dtype(dtype))
 
@@ -78,7 +78,7 @@ class GuardedInputs(NamedTuple):
     """The conditions under which a program is valid, and its scalar inputs.
 
     Attributes:
-        conditions: By comparison of dynamic scalars, the outcome that it must have.
+        conditions: The outcome that each comparison of dynamic scalars must have, by the comparison's formula.
         scalar_inputs: The scalar inputs, as formulas of the dynamic scalars, in the program's order.
     """
 

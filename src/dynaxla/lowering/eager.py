@@ -16,8 +16,8 @@ class EagerBehavior:
 
     Attributes:
         refuses_zero_divisors: If True, an integer division by zero raises; if False, its result is an arbitrary number.
-        divides_exactly: If True, a division of several elements by one number is a true division, and XLA merges no divisions,
-            and no sums or products with numbers, that follow each other. If False, it is a product with the reciprocal, and XLA may merge.
+        divides_exactly: If True, lowerings prevent two rewrites of XLA, since eager mode performs neither: a division of several elements
+            by one number becomes a product with the reciprocal, and successive divisions, sums or products are merged into one.
         fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product: "none" or "tanh".
         widens_small_scales: If True, quantization replaces a very small scale by a larger one.
         casts_like_x86: If True, a float outside an integer dtype's range becomes the lowest integer; if False, the nearest one. See
@@ -51,8 +51,8 @@ _CPU = EagerBehavior(
     loops_over_few_terms=True,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
-# As on the CPU, but independent of this machine's processor. Quotients may differ in the last bit, because the barrier that makes divisions
-# exact (`ops/division.py`) costs time.
+# As on the CPU, but independent of this machine's processor. Quotients may differ from eager mode in the last bit: the barrier that makes
+# divisions exact (`ops/division.py`) costs time, and is left out.
 _PORTABLE = replace(_CPU, divides_exactly=False, casts_like_x86=False)
 
 

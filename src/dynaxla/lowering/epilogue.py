@@ -72,7 +72,7 @@ class FusedResults:
 def with_activation(ctx: Context, supported: Collection[str], compute: Callable[[str], Array]) -> Array:
     """Computes the current node together with the activation that follows the node.
 
-    Returns the value after the activation, as the value of both nodes: no other node reads the value before the activation.
+    Both nodes get the value after the activation, because no other node reads the value before the activation.
 
     Args:
         supported: The names of the activations that `compute` supports.

@@ -52,7 +52,7 @@ _NON_RETAINING = ("aten", "prims")
 def may_retain_operands(op: Any) -> bool:
     """True if an op may retain its operands, or tensors that share their memory, after it has returned.
 
-    Ops of other libraries may log or cache them.
+    Torch's own ops do not. Ops of other libraries may log or cache operands.
     """
     return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _NON_RETAINING
 
@@ -60,11 +60,12 @@ def may_retain_operands(op: Any) -> bool:
 def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False, use_out_variant: bool = False) -> Any:
     """Returns the current node's results, which torch's kernel computes when the program runs.
 
-    The kernel receives tensors with the strides of eager mode. A kernel of another library receives copies in torch's memory.
+    The kernel's operands have the strides of eager mode, or are contiguous if their distinct elements have gaps or overlaps in eager mode.
+    A kernel of another library receives copies of the operands in torch's memory.
 
     Args:
         args, kwargs: The node's arguments, with arrays in place of tensors.
-        must_run: True to call the kernel even if nothing uses its results, because it will raise.
+        must_run: True to call the kernel even if nothing uses its results, because the kernel will raise.
         use_out_variant: True to let the op's out overload write its results into the program's memory. Only for ops whose results certainly
             have the shapes and dtypes of their fake tensors.
 
@@ -152,7 +153,7 @@ class _OutVariant:
 
     Attributes:
         op: The overload.
-        names: The names of its out arguments, in order.
+        names: The names of the overload's out arguments, in order.
     """
 
     op: torch._ops.OpOverload
@@ -161,7 +162,7 @@ class _OutVariant:
 
 @functools.cache
 def _out_variant(op: Any) -> _OutVariant | None:
-    """Returns the out overload of an ATen op; None if it has none."""
+    """Returns the out overload of an ATen op that takes the same inputs and only single tensors as outputs; None if there is none."""
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return None
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))

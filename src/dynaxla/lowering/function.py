@@ -33,7 +33,7 @@ class Results:
         checks: Conditions that must hold; otherwise the call fails.
         numbers: The outputs that are numbers, computed from sizes.
         kernels: The torch kernels that the function calls; see `Context`.
-        draws: The number of PRNG keys that the function takes.
+        draws: The number of PRNG keys that the function has derived from the key of the call.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -48,7 +48,7 @@ class Function:
 
     Args:
         interpreter: The graph with its lowerings.
-        symbols: The values of its symbolic sizes.
+        symbols: The values of the graph's symbolic sizes.
         numbers: The values of the inputs that are not tensors, by position among all inputs.
         outputs: The nodes whose arrays the function returns; by default the graph's tensor outputs.
         number_outputs: The nodes whose values are numbers that the function returns.
@@ -67,10 +67,10 @@ class Function:
 
     @staticmethod
     def portable(module: GraphModule) -> Function:
-        """Returns a graph without symbolic sizes as a function for all platforms. It calls no torch kernel, no library and no callback.
+        """Returns a graph without symbolic sizes as a function for all platforms, without calls of torch's kernels, libraries or callbacks.
 
-        Trace the function under `jax.enable_x64(True)`. Its caller passes a PRNG key (`draws_random`), and tests its checks
-        (`Results.checks`).
+        Trace the function under `jax.enable_x64(True)`. The caller must pass a PRNG key if `draws_random` is true, and must test
+        `Results.checks`.
 
         Raises:
             UnsupportedOp: Only torch's kernel can compute one of the ops.

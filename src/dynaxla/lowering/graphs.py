@@ -53,7 +53,7 @@ def is_result_used(node: Node, index: int) -> bool:
 def view_source(node: Node) -> Node | None:
     """Returns the node whose memory a node's value aliases; None if the value has its own memory.
 
-    A value that aliases another one is a view, declared or not, or the target of a mutation.
+    A value that aliases another one is a view, declared or not, or the result of an op that mutates its operand.
     """
     producer = node.args[0] if node.target is operator.getitem else node
     if not isinstance(producer, Node) or not isinstance(producer.target, torch._ops.OpOverload):
@@ -86,7 +86,7 @@ def storage_of(node: Node) -> int:
 
 
 def describe_inputs(node: Node) -> str:
-    """Returns the node's arguments as text: tensors as `f32[8, 1024]`, other values with their names in the schema, as `dim=1`."""
+    """Returns the node's arguments as text: tensors as `f32[8, 1024]`, other values with their names in the schema: `dim=1`."""
     parts: list[str] = []
     arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
     for index, arg in enumerate(node.args):
@@ -122,7 +122,7 @@ def user_line(node: Node) -> str:
 def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
     """Adds the user's line to the XLA op names of the operations that are traced in the context.
 
-    On a mesh the name is `at[model.py:41, in forward]`. If events have listeners, the line's number is added as well.
+    On a mesh the name is `at[model.py:41, in forward]`. If events have listeners, `line[N]` is added, where `events.line_number` gives N.
     """
     line = user_line(node).rpartition("/")[2] if on_mesh else ""
     numbered = events.line_scope(user_frame_or_module(node)) if events.has_listeners() else contextlib.nullcontext()

@@ -6,9 +6,9 @@
 An implementation is a function of the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands. All
 implementations of an op return the same result up to rounding.
 
-The first implementation in registration order is used that supports the problem (`supports`) and is expected to be the fastest
-(`preferred`). The last implementation must support every problem on every platform. With the option `tune`, all implementations that
-support the problem are measured instead (see dynaxla.tuning).
+Of the implementations that support a problem (`supports`), the first one in registration order for which `preferred` is true is used. The
+last implementation must support every problem on every platform. With the option `tune`, all implementations that support the problem are
+measured instead (see dynaxla.tuning).
 
 An implementation that needs a library or hardware feature that a machine may lack is registered as refusable: if XLA refuses to compile a
 program with this implementation, the program is compiled without it.
@@ -86,7 +86,7 @@ class Implementation(Generic[Problem]):
         epilogues: The activations that the implementation can compute together with the op; see epilogue.py.
         is_refusable: True if XLA may refuse to compile the implementation on a machine that lacks a library or a hardware feature.
         is_partitionable: True if XLA's partitioner can divide the implementation among the devices of a mesh. The last implementation of
-            an op always is.
+            an op counts as partitionable even if this is False.
         registered_by: The module that registered the implementation.
     """
 
@@ -144,7 +144,7 @@ class Implementations(Generic[Problem]):
         """Returns the implementations that support a problem.
 
         Args:
-            forced: By op, the name of an implementation. If it supports the problem, it is the only one returned.
+            forced: By op, the name of an implementation. If that implementation supports the problem, no other is returned.
         """
         forced_implementation = self.by_name.get(forced.get(self.op, ""))
         if forced_implementation is not None and forced_implementation.can_run(problem):
@@ -194,9 +194,9 @@ def choose_without_refusable(implementations: Implementations[Any], problem: Any
 
 
 def choose_generic(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
-    """Returns the implementation that supports every problem.
+    """Returns the last implementation, which supports every problem.
 
-    It uses only JAX's own operations, which can be differentiated and batched.
+    The last implementation uses only JAX's own operations, so JAX can differentiate and batch it.
     """
     return list(implementations.by_name.values())[-1]
 

@@ -94,7 +94,7 @@ class Interpreter:
         has_bfloat16: True if a node returns a bfloat16 tensor.
 
     Raises:
-        UnsupportedOp: Ops have no lowering, and torch's kernels are not allowed, or not available on the platform. The message names the
+        UnsupportedOp: Ops have no lowering, and torch's kernels are not allowed, or not available on the platform. The error names the
             ops.
     """
 
@@ -124,7 +124,7 @@ class Interpreter:
         self._has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_bfloat16 = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
         self._materialized = shared_values(module.graph, platform)
-        # Never read: the list keeps objects alive that the graph names.
+        # Never read. The list keeps alive the objects that the graph refers to by name.
         self._kept_alive = [kept for node in module.graph.nodes if (kept := registry.kept_alive(node)) is not None]
         if not is_lowered:
             _ = self._steps
@@ -228,7 +228,7 @@ class Interpreter:
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
         """Returns the nodes to evaluate: the wanted nodes, the nodes with effects, and all nodes from which these are computed.
 
-        A view of an input that only the graph's output uses is evaluated only if it is wanted.
+        Nodes that only the graph's output uses, such as views of inputs, are not evaluated unless they are wanted.
         """
         needed = set(wanted)
         for node in reversed(self.module.graph.nodes):
@@ -460,7 +460,7 @@ def is_plain_python(node: Node) -> bool:
 
 
 def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
-    """Returns the step of a node with a lowering, or of plain Python (`rule` is None). `kernels`: as in `Interpreter`."""
+    """Returns the step of a node with a lowering, or of a node of plain Python (`rule` is None). `kernels`: as in `Interpreter`."""
     if rule is None:
         assert callable(node.target)
         function = FUNCTIONS.get(node.target, node.target)
@@ -500,10 +500,10 @@ def _refused_on_tpu(step: _Step) -> _Step:
     def mark(leaf: Any) -> Any:
         return marked(leaf, refusal) if isinstance(leaf, jax.Array) else leaf
 
-    def on_others(*args: Any, **kwargs: Any) -> Any:
+    def with_marks(*args: Any, **kwargs: Any) -> Any:
         return function(*[mark(arg) for arg in args], **{name: mark(arg) for name, arg in kwargs.items()})
 
-    return dataclasses.replace(step, function=on_others)
+    return dataclasses.replace(step, function=with_marks)
 
 
 def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,15 +3,16 @@
 Examples are `"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype", "Dimension out of range", the maximum of no
 elements, and a number out of the dtype's range. PyTorch's fake tensors seldom perform these checks, and XLA computes with every dtype.
 
-So the kernel itself is tried once for each op and set of arguments, before the graph is compiled. The trial calls the kernel with the
-arguments of the graph, except that each tensor is a small tensor of zeros. A trial takes microseconds. If the kernel refuses the arguments,
-the program calls the kernel, as for an op without a lowering, and the kernel raises the exception of eager mode.
+So the kernel itself is tried before the graph is compiled, once for each op and set of arguments. A trial calls the kernel with the
+arguments of the graph, but with small tensors of zeros or ones in place of the graph's tensors. A trial takes microseconds. If the kernel
+refuses the arguments, the program calls the kernel, as for an op without a lowering, and the kernel raises the exception of eager mode.
 
 A trial that wrongly refuses arguments costs only speed. If a trial wrongly accepts them, the program computes a result where eager mode
 raises.
 
-Tensors with few elements keep their shapes in the trial, and every exception is a refusal. Larger tensors are replaced by smaller ones, and
-only exceptions that do not depend on sizes are refusals.
+The first trials use tensors of a few elements, and only exceptions about dtypes are refusals. If they find no refusal, tensors with few
+elements are tried with their own shapes, and every exception is a refusal; larger tensors are tried with sizes of at most 2, and only
+exceptions about numbers and dimensions that do not depend on sizes are refusals.
 
 Only ops that the user's program or autograd called are tried. The ops of a decomposition need no kernel for their dtypes.
 """
@@ -57,8 +58,8 @@ _UNTRIED = re.compile(
     "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|histc|empty|as_strided|resize|set_|item|equal|unsafe_view"
 )
 
-# By name of an argument that determines sizes, or must agree with sizes: its value in trials with small tensors. (The output_size of a
-# resizing kernel differs from the tensors' size, since such kernels only copy a tensor of the requested size.)
+# By name of an argument that determines sizes, or must agree with sizes: its value in trials with small tensors. (The value of output_size
+# differs from the sizes of the tensors, because a kernel that resizes only copies a tensor that already has the requested size.)
 _TRIAL_VALUES = dict.fromkeys(
     ["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1
 )
@@ -251,7 +252,8 @@ _OWN_SHAPES = ((-sys.maxsize, 0), (-sys.maxsize, 1))
 _SMALLER = ((-2, 0),)
 
 
-# Ops that warn about degrees of freedom if their input has one element. The trial with size 1 is left out for them.
+# Ops that warn about degrees of freedom if their input has one element. The trial with size 1 is left out for them, and so are the trials
+# after `_TRIALS`.
 _WARN_FOR_ONE_ELEMENT = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
 
 

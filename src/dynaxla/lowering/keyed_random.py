@@ -70,7 +70,7 @@ def operands(node: Node) -> list[Node]:
 
 
 def draw_keyed(graph: Subgraph, key: Array, inputs: Sequence[Any], ctx: Context) -> Any:
-    """In a program: returns the value of a `keyed` node.
+    """Returns, in a traced program, the value of a `keyed` node.
 
     Args:
         graph: The op's graph; see `single_op_graph`.

@@ -20,7 +20,7 @@ from .metadata import TensorSpec
 # Views that permute the dimensions, or change nothing.
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
 
-# Ops that XLA recomputes in each loop that reads their results.
+# Ops that XLA:CPU computes again in each loop that reads their results, instead of storing the results.
 _RECOMPUTED = frozenset(
     [
         aten._to_copy.default,
@@ -82,10 +82,10 @@ def untransposed_node(ctx: Context, node: Any, value: Array) -> tuple[Array, tup
 
 
 def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
-    """Transposes the current node's positional argument `value`, so that XLA reads the tensors from which it is computed in memory order.
+    """Transposes the current node's positional argument `value`, a reduction's operand, to the memory order of its sources.
 
-    The order matters because XLA:CPU computes the operand of a reduction within the reduction's loop, in the loop's order. If these tensors
-    have several memory orders, the order with the longest last dimension is taken, and row-major order among equals.
+    The sources are the tensors from which XLA:CPU computes the operand within the reduction's loop, and which it reads in the loop's order.
+    Among several memory orders, the one whose fastest-varying dimension is longest is taken, and row-major order among equals.
 
     Returns: The array, and the position of each dimension of `value` in that array.
     """
@@ -99,7 +99,7 @@ def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tupl
 
 
 def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
-    """Returns the memory orders of the tensors of the node's shape that the loop which computes the node reads.
+    """Returns the memory orders of the tensors that are read by the loop which computes the node. Only tensors of the node's shape count.
 
     An elementwise op is part of the loop if nothing outside the loop uses its result. An op of `_RECOMPUTED` is part of the loop, too, if
     all its users read its result in loops: XLA then computes it again, and reads its operands again.

@@ -326,7 +326,7 @@ def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide
         function: A function of arrays of one dtype and one shape.
         operands: Arrays and Python numbers.
         kind: The kind of promotion.
-        wide_second: True if the second operand is not rounded if it is a number or has one element, as in ATen's products and quotients.
+        wide_second: If True, a second operand that is a number or has one element is not rounded, as in ATen's products and quotients.
     """
     computation, result = computation_and_result_dtype(operands, kind)
     common = result_type(operands) if getattr(_thread, "rounds_operands", False) else computation

@@ -148,9 +148,9 @@ class Registry:
     A lowering for the platform takes priority over the general one, and a lowering of the overload over one of the op's name.
 
     Args:
-        load: Registers dynaxla's own lowerings. The registry calls it at the first lookup, or at the first registration by another library,
-            and not earlier: the import of the lowerings takes longer than all other work of a new process that runs a program from the
-            cache.
+        load: Registers dynaxla's own lowerings. The registry calls `load` at the first lookup, or before the first registration by another
+            library. It does so no earlier: the import of the lowerings takes longer than all other work of a new process that runs a cached
+            program.
     """
 
     def __init__(self, load: Callable[[], object] | None = None) -> None:
@@ -165,8 +165,8 @@ class Registry:
     def fill(self) -> None:
         """Registers dynaxla's own lowerings at the first call.
 
-        After a failure, the next call tries again. The registry keeps no lowering of a module whose import failed, so the next call does
-        not fail because an op has two lowerings.
+        After a failure, the next call tries again. The registry keeps no lowering of a module whose import failed: otherwise, an op would
+        have two lowerings at the next call.
         """
         if self._load is None:
             return
@@ -223,7 +223,7 @@ class Registry:
     def keep_alive(self, op: OpOverload, find: Callable[[Node], Any]) -> None:
         """Registers a function that finds an object which must live as long as a graph with a node of this op.
 
-        It is for ops whose arguments contain only the name of an object.
+        Ops need this if their arguments contain only the name of an object.
 
         Args:
             find: Takes the node, and returns the object.
@@ -370,7 +370,7 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
         platforms: JAX's names of the platforms ("cpu", "cuda", "rocm", "tpu") for which this function replaces the general lowering. ():
             the function is the general lowering.
         promote: if given, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion
-            and broadcasting), and its result is cast to the promoted dtype. It needs overloads, not names.
+            and broadcasting), and its result is cast to the promoted dtype. `ops` must then be overloads, not names.
     """
 
     by = _caller()

@@ -17,13 +17,13 @@ class Settings(NamedTuple):
     """The settings of one executable; part of its cache key.
 
     Attributes:
-        matmul_tf32, convolution_tf32, recurrent_tf32: True if float32 products may be rounded to TF32. CUDA only.
-        deterministic: True if sums, including those of scatter ops, must have the same order at every call. CUDA only.
+        matmul_tf32, convolution_tf32, recurrent_tf32: True if the operands of float32 products may be rounded to TF32. CUDA and ROCm only.
+        deterministic: True if sums, including those of scatter ops, must have the same order at every call. CUDA and ROCm only.
         tpu_products: The precision of float32 matrix products, which a TPU computes from products of bfloat16. TPU only.
 
     Torch's other precision settings need no separate programs. Products of half types are accumulated in float32, and so are at least as
     precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation`, `allow_fp16_reduced_precision_reduction` and
-    `allow_bf16_reduced_precision_reduction`, on or off. CUDA has no precision "bf16", which counts as float32 there. The settings that
+    `allow_bf16_reduced_precision_reduction`, on or off. On CUDA, the precision "bf16" counts as float32. The settings that
     select cuDNN's algorithm (`benchmark`, `deterministic`) change the order of sums, not their precision.
     """
 

@@ -60,8 +60,8 @@ class OperandRoles:
     Attributes:
         contracting: The dimensions that are summed.
         batch: The batch dimensions, which both operands have.
-        second_position: The position, among the op's arguments, of the second operand, or of an argument with the same sizes in
-            `second_dims`.
+        second_position: The position, among the op's arguments, of the product's other operand (the "second" operand, whatever its
+            position), or of an argument with the same sizes in `second_dims`.
         second_dims: The dimensions of the second operand that are not summed, batch dimensions included.
     """
 
@@ -281,7 +281,7 @@ _VIEWS = _RESHAPES | {aten.expand.default, aten.permute.default, aten.transpose.
 
 
 def _view_factors(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | None:
-    """Returns the factors of the dimensions of a view; None if a factor would have to be split."""
+    """Returns the factors of the last of some successive views of a tensor of this shape; None if a factor would have to be split."""
     factors: Factors | None = tuple(((dim, size),) if size != 1 else () for dim, size in enumerate(shape))
     for node in views:
         assert factors is not None

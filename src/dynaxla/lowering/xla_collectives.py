@@ -76,7 +76,7 @@ def calls_in(text: str) -> list[str]:
 
 
 def keep_collectives(ctx: Context) -> None:
-    """Makes the program run all its collectives, even if no result depends on them."""
+    """Makes the program run all its collectives, even if no result depends on them: an empty callback reads the last one's token."""
     call_back(ctx, lambda outputs, inputs: None, [], [], views=[], has_effect=True)
 
 

@@ -4,8 +4,8 @@ JAX's own kernels (jax.experimental.pallas.ops.tpu) have the same structure, but
 backward as two programs, and only private functions of JAX accept the log-sum-exp of another program. The kernel "splash" adds no mask to
 the scores. The kernel "flash" needs a mask for each batch and head, and stores the gradient of each score.
 
-The grid of a kernel is (batch, head, block of rows, block of columns) or similar. Its last dimensions run sequentially on one core, and add
-to accumulators in VMEM. Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2.
+The grid of a kernel is (batch, head, block of rows, block of columns) or similar. The steps along its last dimension or dimensions run
+sequentially on one core, and add to accumulators in VMEM. Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .. import dtypes
 if TYPE_CHECKING:
     from jax.experimental import pallas as pl
 
-# The possible numbers of rows or columns of a block: multiples of the 128 lanes of a vector register. A block of scores, 512 x 512 in
-# float32, takes 1 MiB of the 16 MiB of VMEM that a kernel may use. About four of them exist at a time.
+# The possible numbers of rows or columns of a block: multiples of the 128 lanes of a vector register. A block of 512 x 512 float32 scores
+# takes 1 MiB of the 16 MiB of VMEM that a kernel may use. About four such blocks exist at a time.
 _BLOCKS = (512, 384, 256, 128)
 _LANES = 128
 # The fixed time of a grid step, as the number of rows that take this time.
 _STEP_ROWS = 32
-# For larger heads, the blocks of operands and accumulators need too much VMEM.
+# The largest head size. For larger heads, the blocks of operands and accumulators need too much VMEM.
 _LARGEST_SIZE = 256
 _DTYPES = frozenset({"bfloat16", "float32"})
 
@@ -110,7 +110,7 @@ class _Tiling:
         return lax.min(j, lax.div((i + 1) * self.block_rows - 1, np.int32(self.block_columns)))
 
     def first_row_block(self, i: Array, j: Array) -> Array:
-        """Returns i, or the first row block that attends to column block j if that is larger."""
+        """Returns i, or the first row block that attends to column block j if this row block comes after i; see `last_column_block`."""
         if not self.settings.is_causal:
             return i
         first = lax.div(j * self.block_columns, np.int32(self.block_rows))
@@ -152,7 +152,7 @@ def _block(length: int) -> int:
 
 
 def _padded(x: Array, *last: int) -> Array:
-    """Pads the last dimensions of x with zeros to these sizes."""
+    """Pads the last dimensions of x with zeros to the sizes `last`."""
     config = [(0, to - size, 0) for size, to in zip(x.shape, (*x.shape[: -len(last)], *last), strict=True)]
     return lax.pad(x, lax.full((), 0, x.dtype), config) if any(high for _, high, _ in config) else x
 
@@ -363,7 +363,7 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
 
     Shape:  query (batch, heads, rows, size), key and value (batch, key heads, columns, size or value size), where heads is a multiple of
             key heads; mask (batch or 1, heads or 1, rows or 1, columns). Results: that of query with value's size; (batch, heads, rows).
-    Dtype:  query, key, value and the output have the same; the mask is bool (True where a score counts) or is added to the scores;
+    Dtype:  query, key, value and the output have one dtype; the mask is bool (True where a score counts) or is added to the scores;
             log-sum-exp is float32.
     """
     from jax.experimental import pallas as pl

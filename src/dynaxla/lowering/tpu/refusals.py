@@ -18,7 +18,7 @@ _mark = Primitive("dynaxla_refused_on_tpu")
 
 
 def marked(x: jax.Array, refusal: UnsupportedOp) -> jax.Array:
-    """Returns x. A program for TPUs that computes it from x raises the error when it is lowered."""
+    """Returns x, unchanged on other platforms. JAX raises the error if it lowers a program for TPUs that computes this result."""
     return _mark.bind(x, refusal=refusal)
 
 

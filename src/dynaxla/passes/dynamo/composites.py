@@ -1,6 +1,6 @@
 """Preserves composite functions that torch.compile always decomposes, even if the backend's table of decompositions lacks them.
 
-For resampling and two shrinking functions, torch has Python decompositions at the Autograd dispatch key. The decomposed gradient of
+For resampling, hardshrink and softshrink, torch has Python decompositions at the Autograd dispatch key. The decomposed gradient of
 resampling is a scatter. On the CPU, the gradient's own lowering (`lowering/ops/upsample.py`) or torch's kernel takes a half to a sixth of
 the scatter's time. So these functions run without torch's Python dispatcher while AOTAutograd traces TorchDynamo's graph, and torch's C++
 code traces the same ops as in eager mode. The C++ code does not support symbolic sizes: with symbolic sizes, the functions are decomposed.

@@ -2,7 +2,7 @@
 
 Eager mode inspects the values, and uses a faster formula if there are no zeros, the usual case. A graph cannot inspect values. PyTorch's
 formulas for graphs scan all elements several times, which takes two to four times eager mode's time. The formulas here handle zeros by a
-few comparisons. If an operand has both zeros and infinities, the gradient of an infinity is NaN, as in eager mode without zeros. The
+few comparisons. If an operand has both zeros and infinities, the gradient of an infinity is NaN, although eager mode's may be 0. The
 gradient of the first zero of a running product may be NaN, too.
 """
 

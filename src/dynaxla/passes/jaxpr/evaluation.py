@@ -24,7 +24,7 @@ class Evaluation(ABC, Generic[Value]):
 
     Attributes:
         title: the name of the pass.
-        uses: the number of uses of each result of the equation that `apply` gets.
+        uses: during a call of `apply`, the number of uses of each result of its equation.
     """
 
     title = ""

@@ -3,7 +3,7 @@
 XLA's compiler for GPUs gives the operands and results of each operation the layouts that the operation's kernels need (cuDNN's convolutions
 need channels last). If the program's arguments and results have other layouts, XLA adds transposes. No transpose is needed for an array
 whose producer and consumers are all dynaxla's: the program is compiled with an *open* layout of the array, which XLA chooses, and the
-compiled program reports the chosen layout. For a result no report is needed, since the tensor for a result array gets the array's strides.
+compiled program reports the chosen layout. Results need no report: the tensor that is made from a result array gets the array's strides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...runtime.programs import Orders
 
 
 def opens_layouts(platform: str) -> bool:
-    """True if XLA chooses layouts on this platform. XLA's CPU compiler changes no layout: on the CPU, passes/jaxpr/transposes.py does."""
+    """True if XLA chooses layouts on this platform. XLA:CPU chooses none: there, passes/jaxpr/transposes.py chooses memory orders."""
     return platform != "cpu"
 
 

@@ -154,7 +154,7 @@ def _reshape(value: Any, shape: Sequence[int]) -> Any:
 
 
 def _common_group(x_group: tuple[int, ...], y_group: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the sizes into which both operands of a product divide a dimension, one of which may have a single size."""
+    """Returns the sizes into which both operands of a product divide a shared dimension. An undivided operand follows the other one."""
     if len(x_group) <= 1:
         return y_group
     return x_group if len(y_group) <= 1 or x_group == y_group else (math.prod(x_group),)
@@ -163,7 +163,8 @@ def _common_group(x_group: tuple[int, ...], y_group: tuple[int, ...]) -> tuple[i
 def _contracted_group(x: _Merged, y: _Merged, x_dim: int, y_dim: int) -> tuple[int, ...]:
     """Returns the sizes into which both operands of a product divide a contracted dimension.
 
-    If only one of them divides it, and the other one is much larger, the smaller one is reshaped.
+    If only one operand divides the dimension, and the other operand is much larger, the dimension stays undivided: only the smaller operand
+    is reshaped.
     """
     x_group, y_group = x.groups[x_dim], y.groups[y_dim]
     common = _common_group(x_group, y_group)

@@ -29,7 +29,7 @@ def split(
     """Splits a traced program into its checks and the rest. Returns None if the checks need expensive parts of the computation.
 
     Args:
-        traced: The program. The last result is the check code.
+        traced: The program. The last result is the check code, the index of the first check that fails.
         name: The program's name.
         avals: The shapes and dtypes with which the program was traced.
         donated: The indices of the donated arguments.

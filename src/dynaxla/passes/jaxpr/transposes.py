@@ -33,7 +33,7 @@ class Ordered:
     Attributes:
         array: dimension i is dimension order[i] of the value.
         order: a permutation of the value's dimensions.
-        equation: if an equation of `_FUSED_INTO_SUMS` computed the array, the equation and its operands, else None.
+        equation: if an equation with a primitive of `_FUSED_INTO_SUMS` computed the array, the equation and its operands, else None.
     """
 
     array: Any
@@ -225,7 +225,7 @@ def _rank(value: Value) -> int:
 def _common_order(operands: Sequence[Value]) -> Order | None:
     """Returns the order in which an op is computed: the order of the largest permuted operand, or the original order if there is none.
 
-    Returns None if the operands, without scalars, have different ranks.
+    Returns None if the operands other than scalars have different ranks, or if all operands are scalars.
     """
     ranks = {_rank(item) for item in operands} - {0}
     if len(ranks) != 1:

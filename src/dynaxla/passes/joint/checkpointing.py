@@ -27,7 +27,7 @@ _RECOMPUTE_POLICIES = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_
 
 
 def uses_saved_state(node: Node) -> bool:
-    """True if torch's partitioner made this node from a random op: it saves the state and draws, or draws from a saved state."""
+    """True if torch's partitioner made this node from a random op: the node saves the state and draws, or draws from a saved state."""
     return node.target in (run_and_save_rng_state, run_with_rng_state)
 
 
@@ -40,7 +40,7 @@ def key_recomputed_ops(joint: GraphModule, platform: str, exact_rng: bool) -> No
     Args:
         joint: the joint graph of the forward and the backward pass, which is changed.
         platform: the platform of the programs.
-        exact_rng: the option exact_rng. True: nodes that draw random numbers are not rewritten.
+        exact_rng: the option exact_rng. If True, nodes that draw random numbers are not rewritten.
     """
     key_numbers = itertools.count()
     for node in list(joint.graph.nodes):

@@ -138,8 +138,8 @@ def _guard_equal_sizes(graph: AtenGraph, placeholders: Sequence[Node], pairs: Se
     """Adds guards that the two sizes of each pair are equal. Returns True if the sizes of all pairs then are equal expressions.
 
     Adds no guard if the sizes of a pair differ in the traced call. A size that has changed between calls has a symbol of its own in each
-    tensor. If scores and labels are flattened, torch only assumes that both have the same number of elements, not that they have the same
-    batch and length.
+    tensor. For example, if scores and labels are flattened, torch only assumes that both have the same number of elements, not that they
+    have the same batch and length.
     """
     environment = _shape_environment(placeholders)
     # When a backward graph is compiled, the guards are already fixed.
@@ -297,7 +297,7 @@ def _symbolic(value: Any) -> list[torch.SymInt]:
 
 
 def _symbol_ranks(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int]:
-    """Returns the position of each rounded symbol in the order in which the inputs' sizes first have them.
+    """Returns the position of each rounded symbol in the order in which the symbols first occur as sizes of inputs.
 
     The factors of a dimension are sorted by this position.
     """

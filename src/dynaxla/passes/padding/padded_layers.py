@@ -203,7 +203,7 @@ def checked_indices(
         dim: the table's dimension.
         from_end: True if negative indices count from the end.
         is_index: True if an index out of range raises IndexError, else RuntimeError.
-        is_padding_valid: True if the padding of `index` already holds valid indices. Otherwise it is set to zero.
+        is_padding_valid: True if the padding of `index` already holds valid indices. Otherwise the padding is set to zero.
 
     Raises: NoPaddingRule.
     """
@@ -373,7 +373,7 @@ def _binary_cross_entropy(rewrite: PaddingRewrite, node: Node) -> Extents:
 
 @rule(aten.constant_pad_nd.default)
 def _pad(rewrite: PaddingRewrite, node: Node) -> Extents:
-    """Fills the padding of a dimension with the op's own pad value. A negative width only shortens the valid prefix."""
+    """Fills the positions after a dimension's true end with the op's own pad value. A negative width only shortens the valid prefix."""
     source, widths = node.args[:2]
     assert isinstance(source, Node)
     extents = rewrite.extents_of(source)

@@ -99,7 +99,7 @@ def _flip_or_roll(rewrite: PaddingRewrite, node: Node) -> Extents:
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
 def _split(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
-    """Replaces the split of a padded dimension by slices that begin at true positions."""
+    """Replaces the split of a padded dimension by slices whose starts are computed from the true sizes."""
     source = node.args[0]
     assert isinstance(source, Node)
     before = rewrite.extents_of(source)
@@ -176,10 +176,10 @@ def rewrite_as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
 
 
 def _starts(relative_offset: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
-    """Returns the position, in each dimension, of the element that lies a number of elements behind the first element in memory.
+    """Returns the position, in each dimension, of the element that lies `relative_offset` elements behind the first element in memory.
 
     Args:
-        relative_offset: the number of elements, as an expression or an int.
+        relative_offset: an expression or an int.
         steps: the stride of each dimension.
 
     Raises: NoPaddingRule if the position cannot be computed from the strides.

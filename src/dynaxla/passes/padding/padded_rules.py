@@ -2,8 +2,8 @@
 
 The valid elements of a tensor (`valid_sizes.py`) have the same values as in a run with the true sizes. The padding may hold any values,
 such as NaN or indices out of range. A rule returns the extents of an op's result. Where the op would mix valid elements with padding, the
-rule also changes the graph: the rule masks an operand, or passes the true size as an operand. A graph that has an op without a rule is
-compiled for exact sizes.
+rule also changes the graph: the rule masks an operand (sets its padding to a fixed value), or passes the true size as an operand. A graph
+that has an op without a rule is compiled for exact sizes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def set_argument(node: Node, name: str, value: Any) -> None:
 
 
 def number_of(item: Any) -> Any:
-    """Returns an argument that is a number or a node with a number, as the number."""
+    """Returns the number of an argument: the number itself, or the value in the metadata of a node."""
     return item.meta["val"] if isinstance(item, Node) else item
 
 

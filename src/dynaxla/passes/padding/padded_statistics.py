@@ -81,7 +81,7 @@ class _StatisticsBuilder:
         return mean, self.total(self.add(aten.mul.Tensor, centered, centered)), centered
 
     def normalize(self, x: Node, eps: Any) -> tuple[Node, Node, Node, Node]:
-        """Returns x with mean 0 and variance 1, its mean, the inverse of its standard deviation, and the sum of squared deviations."""
+        """Returns x normalized to mean 0 and variance 1; and x's mean, inverse standard deviation and sum of squared deviations."""
         mean, squares, centered = self.moments(x)
         inverse = self.add(aten.rsqrt.default, self.add(aten.add.Tensor, self.add(aten.div.Tensor, squares, self.count()), eps))
         return self.add(aten.mul.Tensor, centered, inverse), mean, inverse, squares

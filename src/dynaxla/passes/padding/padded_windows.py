@@ -225,7 +225,7 @@ def _added_widths(
 
 @rule(*_REFLECTION, *_REPLICATION)
 def _pad_reflect_or_replicate(rewrite: PaddingRewrite, node: Node) -> Extents:
-    """Replaces the padding of rounded dimensions: the elements before the true end of a dimension are reflected or repeated."""
+    """Replaces the op in rounded dimensions by one that reflects or repeats the elements before a dimension's true end."""
     x, padding = node.args
     assert isinstance(x, Node)
     extents, result = rewrite.extents_of(x), rewrite.prefixes(value(node))
@@ -292,7 +292,7 @@ def _unfold_backward(rewrite: PaddingRewrite, node: Node) -> Extents:
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)
 def _as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
-    """Rewrites `as_strided` as a permutation and broadcast of the source's dimensions, with windows over at most one of these.
+    """Rewrites `as_strided` as a permutation and broadcast of the source's dimensions, with windows over at most one of them.
 
     `rewrite_as_strided` handles slices of the source's dimensions.
     """

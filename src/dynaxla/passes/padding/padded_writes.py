@@ -186,7 +186,7 @@ def _written_shape(rewrite: PaddingRewrite, at: int, index_by_dim: dict[int, Any
 
 
 def _masked_put(rewrite: PaddingRewrite, node: Node, index_by_dim: dict[int, Node]) -> Extents:
-    """Rewrites the write of one number at the true elements of a mask as `where`."""
+    """Rewrites the write of one number, at the positions where a mask is True, as `where`."""
     table, _, values = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(values, Node)
@@ -259,6 +259,7 @@ def _select_scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
 
 
 def _replace_by_write(rewrite: PaddingRewrite, node: Node, table: Node, added: Node, dim: int, first: Any, count: Any) -> None:
+    """Turns a node into the table with the slice `added` written to the true positions `first` to `first + count`, exclusive."""
     added = converted(rewrite, added, value(table).dtype)
     length_index, start = (-1, first) if isinstance(first, int) else (rewrite.length_index(first), 0)
     count_index, fixed_count = (-1, count) if isinstance(count, int) else (rewrite.length_index(count), 0)

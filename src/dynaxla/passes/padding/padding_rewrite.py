@@ -1,4 +1,4 @@
-"""The rewrite of a graph for rounded sizes: the extents of the graph's values, and helpers that add nodes that read true sizes."""
+"""The rewrite of a graph for rounded sizes: the extents of its values, and methods that add nodes, most of which read true sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .valid_sizes import Extent, Extents, NoPaddingRule, is_nondecreasing, size_
 class PaddingRewrite:
     """A graph that is being rewritten for rounded sizes.
 
-    The rewritten graph has one more input, a vector of true sizes. The methods that add nodes add these in front of `node`.
+    The rewritten graph has one more input, a vector of true sizes. The methods that add nodes insert the new nodes in front of `node`.
 
     Args:
         module: the graph, which is changed.
@@ -35,7 +35,7 @@ class PaddingRewrite:
             has no entry, or ().
         lengths: the placeholder for the vector of true sizes (int64).
         sizes: the expression of each element of `lengths`.
-        replaced_views: the ids of storages with a view that has become a computed value, because the view begins at a true size.
+        replaced_views: the ids of storages of which a view has become a computed value, because a rule has replaced the view's op.
         original_inputs: the original fake tensor of each input that is padded.
     """
 
@@ -96,7 +96,7 @@ class PaddingRewrite:
         return any(self.is_padded(extent) for extents in several for extent in extents or ())
 
     def prefixes(self, tensor: torch.Tensor, uniform: bool = False) -> Extents:
-        """Returns the extents of a tensor in which each dimension is one prefix, of the dimension's true size.
+        """Returns the extents of a tensor whose valid positions, in each dimension, are one prefix of the dimension's true size.
 
         uniform: True if the tensor has the same values along each rounded dimension.
         Raises: NoPaddingRule if a true size may be greater than the rounded size.
@@ -272,7 +272,7 @@ class PaddingRewrite:
             dim: the dimension that an error names.
             from_end: True if negative indices count from the true end.
             is_index: True if an index out of range raises IndexError, else RuntimeError.
-            ignored: an index that stays as it is.
+            ignored: an index that is not checked; None for none.
         """
         value = index.meta["val"]
         arguments = index, self.lengths, dim, self.length_index(size), from_end, is_index, ignored

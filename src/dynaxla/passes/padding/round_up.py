@@ -28,7 +28,7 @@ class Rounding:
 
     def __init__(self, environment: ShapeEnv, symbols: Collection[Any]) -> None:
         self._environment, self._symbols = environment, frozenset(symbols)
-        # The guards, and the numbers of guards and replacements in the environment. If these numbers change, `_guards` collects them again.
+        # The counts of guards and replacements in the environment, and the guards. If a count changes, `_guards` collects the guards again.
         self._cached_guards: tuple[tuple[int, int], list[Callable[[Mapping[Any, int]], int]]] | None = None
 
     def __call__(self, values: Mapping[Any, int]) -> dict[Any, int] | None:

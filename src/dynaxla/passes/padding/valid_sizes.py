@@ -56,6 +56,7 @@ class Extent:
         return Extent(self.factors) if self.uniform else self
 
 
+# The valid positions of a tensor: an Extent for each dimension.
 Extents = tuple[Extent, ...]
 
 
@@ -207,7 +208,7 @@ def is_nondecreasing(size: Any) -> bool:
     if isinstance(size, sympy.Add):
         return all(map(is_nondecreasing, size.args)) or _sum_is_nondecreasing(size)
     if isinstance(size, sympy.Mul):
-        return all(is_nondecreasing(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
+        return all(is_nondecreasing(item) and (item.is_nonnegative or (item.is_Add and _has_no_negative_term(item))) for item in size.args)
     if isinstance(size, sympy.Pow):
         return bool(size.exp.is_Integer and size.exp > 0 and size.base.is_nonnegative) and is_nondecreasing(size.base)
     function_name = type(size).__name__  # torch's own sympy functions
@@ -239,6 +240,6 @@ def _sum_is_nondecreasing(size: Any) -> bool:
     return bool(least >= 0)
 
 
-def _is_positive(size: Any) -> bool:
-    """True if no term of a sum is negative."""
+def _has_no_negative_term(size: Any) -> bool:
+    """True if no term of a sum can be negative."""
     return all(item.is_nonnegative for item in size.args)

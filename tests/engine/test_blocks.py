@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
-from dynaxla.engine import blocks
 from dynaxla.engine.scheduler import engine_for
 from dynaxla.observe import metrics
 from support import internals
@@ -181,23 +180,6 @@ def test_dynamic_sizes() -> None:
             x = torch.randn(size, 4)
             torch.testing.assert_close(run(x, *weights), function(x, *weights))
     assert compilations() == 2
-
-
-def test_arrays_are_dropped_after_their_last_read() -> None:
-    """An array that no later part reads is dropped. Results and arguments are kept."""
-    inputs_of_parts: list[list[Any]] = []
-
-    def part(arrays: Any) -> list[Any]:
-        inputs_of_parts.append(list(arrays))
-        return [sum(arrays), -1]
-
-    calls = [
-        blocks._SegmentCall(part, lambda values: (values[0], values[1]), []),
-        blocks._SegmentCall(part, lambda values: (values[2], values[1]), [2]),
-        blocks._SegmentCall(part, lambda values: (values[4], values[2] is None), [4]),
-    ]
-    assert blocks._call_in_order([10], calls, [6, 3])([1]) == [22, -1]
-    assert inputs_of_parts == [[1, 10], [11, 10], [21, True]]
 
 
 def test_nested_region_is_compiled_once() -> None:

@@ -14,9 +14,8 @@ gradients the values that blocks save for the backward pass cost more if the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -35,11 +34,10 @@ from ..runtime import transfer
 from ..runtime.layout import Layout
 from ..runtime.programs import XlaProgram
 from .compile import compile_lowered, lower, trace_graph
+from .schedule import Constant, Step, StepKind, in_order
 from .stored import load_recorded, record, record_key
 from .trace_outputs import TracedOutputs, TraceMetadata
 from .unit import CompilationUnit, SpecialisedGraph
-
-Arrays = Sequence[jax.Array]
 
 
 def compile_blocks(unit: CompilationUnit, specialised: SpecialisedGraph) -> tuple[XlaProgram, Buffers, TraceMetadata] | None:
@@ -92,23 +90,6 @@ class _CompiledSegment:
     takes_seed: bool
 
 
-@dataclass(frozen=True)
-class _SegmentCall:
-    """The call of one segment's program within a call of the graph.
-
-    A call of the graph keeps all its arrays in one list: the arguments, then constants, then the results of each segment.
-
-    Attributes:
-        run: Calls the program.
-        take: Selects the program's arguments from the list.
-        dead: The indices in the list of arrays that neither a later segment nor the caller reads.
-    """
-
-    run: Callable[[Arrays], Arrays]
-    take: Callable[[Arrays], Arrays]
-    dead: Sequence[int]
-
-
 class _SegmentCompiler:
     """Compiles the programs of a graph's segments.
 
@@ -143,43 +124,37 @@ class _SegmentCompiler:
 
         Returns: the segments as one program, and its metadata.
         """
-        first_input = 1 if has_seed else 0
-        # The index of each node's value in the list of arrays (see `_SegmentCall`).
-        indices = {node: index + first_input for index, node in enumerate(inputs)}
-        count = len(indices) + first_input
         device = self._unit.jax_device
-        # The constants: the check code 0, since no check precedes the first segment; and for each segment, int32[2] with the numbers of
-        # checks and of random draws in earlier segments.
-        constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
-        # `code`: the index of the latest check code. `end`: the index of the next result.
-        code, end = count, count + 1 + len(self._segments)
+        arguments: list[Hashable] = [*(["seed"] if has_seed else []), *inputs]
+        # The name of the latest check code. No check precedes the first segment.
+        code: Hashable = Constant(transfer.import_tensor(torch.zeros((), dtype=torch.int32), device))
         programs: dict[Hashable, _CompiledSegment] = {}
         metadata = TraceMetadata()
-        calls: list[tuple[_CompiledSegment, list[int]]] = []
+        steps = []
         for number, segment in enumerate(self._segments):
             key = self._program_key(number)
             if key not in programs:
                 programs[key] = self._compile_segment(segment, sorted(self._outputs[key]), inputs)
             compiled = programs[key]
-            earlier_counts = torch.tensor([len(metadata.checks), metadata.draws], dtype=torch.int32)
-            constants.append(transfer.import_tensor(earlier_counts, device))
-            operands = [indices[segment.inputs[position]] for position in compiled.read]
-            calls.append((compiled, [count + 1 + number, code, *([0] if compiled.takes_seed else []), *operands]))
-            for position in compiled.outputs:
-                indices[segment.nodes[position]] = end
-                end += 1
+            earlier_counts = Constant(
+                transfer.import_tensor(torch.tensor([len(metadata.checks), metadata.draws], dtype=torch.int32), device)
+            )
+            operands = [segment.inputs[position] for position in compiled.read]
+            taken = [earlier_counts, code, *(["seed"] if compiled.takes_seed else []), *operands]
+            returned: list[Hashable] = [segment.nodes[position] for position in compiled.outputs]
             if compiled.metadata.checks:
-                code, end = end, end + 1
+                code = f"check code of segment {number}"
+                returned.append(code)
+            steps.append(Step(StepKind.PROGRAM, compiled.program.call, taken, returned))
             metadata = TraceMetadata(
                 checks=(*metadata.checks, *compiled.metadata.checks),
                 kernels=(*metadata.kernels, *compiled.metadata.kernels),
                 draws=metadata.draws + compiled.metadata.draws,
             )
-        results = [indices[node] for node in self._results] + ([code] if metadata.checks else [])
-        call = _call_in_order(constants, _segment_calls(calls, results, count + len(constants)), results)
+        run = in_order(arguments, steps, [*self._results, *([code] if metadata.checks else [])])
         xla_programs = [compiled.program for compiled in programs.values()]
         return XlaProgram(
-            call,
+            lambda arrays: run(list(arrays)),
             lambda: "\n".join(program.text() for program in xla_programs),
             any(program.is_large for program in xla_programs),
             any(program.calls_back for program in xla_programs),
@@ -245,36 +220,6 @@ class _SegmentCompiler:
     def _number(self, node: Node) -> Any:
         """Returns the value of a node that is a number: an input of the graph, or a function of the sizes."""
         return self._values[node] if node in self._values else self._symbols.concrete(node.meta["val"])
-
-
-def _segment_calls(calls: Sequence[tuple[_CompiledSegment, list[int]]], results: Sequence[int], first: int) -> list[_SegmentCall]:
-    """Returns the calls of the segments' programs, in order. Indices are those of the list of arrays (see `_SegmentCall`).
-
-    Args:
-        calls: The compiled segments, with the indices of their arguments.
-        results: The indices of the whole graph's results.
-        first: The index of the first array that a segment returns.
-    """
-    last_use = {index: number for number, (_, arguments) in enumerate(calls) for index in arguments}
-    segment_calls = []
-    for number, (compiled, arguments) in enumerate(calls):
-        dead = [index for index, last in last_use.items() if last == number and index >= first and index not in results]
-        segment_calls.append(_SegmentCall(compiled.program.call, itemgetter(*arguments), dead))
-    return segment_calls
-
-
-def _call_in_order(constants: Arrays, calls: Sequence[_SegmentCall], results: Sequence[int]) -> Callable[[Arrays], Arrays]:
-    """Returns a function that calls the segments in order, and returns the arrays at the indices `results`."""
-
-    def run(arrays: Arrays) -> Arrays:
-        values: list[Any] = [*arrays, *constants]
-        for call in calls:
-            values += call.run(call.take(values))
-            for index in call.dead:
-                values[index] = None
-        return [values[index] for index in results]
-
-    return run
 
 
 def _layout(node: Node, symbols: SymbolValues) -> Layout:

@@ -15,15 +15,15 @@ from torch.utils import _pytree as pytree
 # The largest difference from eager mode's result, relative to the largest magnitude of that result, that counts as rounding.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # Gradients are compared by their norms, with a tolerance that is larger by this factor. If rounding moves an activation over the edge of a
-# ReLU, or one maximum over another, single numbers change by much more than rounding. This happens in random layers. So the error of an
-# eager gradient against float64 is taken to be at least the error of all gradients together.
+# ReLU, or one maximum over another, single numbers change by much more than rounding. In which layers this happens is a matter of chance.
+# So the error of an eager gradient against float64 is taken to be at least the error of all gradients together.
 GRADIENT_FACTOR = 10
 # Some gradients are pure rounding noise, for example of the bias of attention's keys. So the norm of a gradient is taken to be at least
 # this fraction of the norm of all gradients.
 GRADIENT_PART = 0.01
-# A result beyond the tolerance is still right if its distance from the float64 result is at most this multiple of eager mode's distance, or
-# if its distance from eager mode is at most this multiple of the distance that eager mode's result moves when inputs and parameters are
-# perturbed by their own rounding.
+# A result beyond the tolerance is still right in two cases: its distance from the float64 result is at most this multiple of the distance
+# of eager mode's result; or its distance from eager mode's result is at most this multiple of the change of eager mode's result when inputs
+# and parameters are perturbed by the rounding of their dtypes.
 MULTIPLE = 3.0
 
 
@@ -31,8 +31,8 @@ MULTIPLE = 3.0
 class NumericalAgreement:
     """The result of a comparison.
 
-    An error is the largest difference divided by the largest magnitude of the reference; for gradients, the norm of the difference divided
-    by the norm of the reference. The errors here are the errors of the worst output.
+    An error is the largest difference divided by the largest magnitude of the reference. For gradients it is the norm of the difference
+    divided by the norm of the reference. The errors here are those of the worst output.
 
     Attributes:
         agrees: True if the result is right.
@@ -82,7 +82,7 @@ class _GradientNorms:
 
     Attributes:
         norm: the norm of all gradients.
-        error: the norm of their difference from the float64 gradients, divided by the norm of the float64 gradients; 0 without them.
+        error: the norm of their difference from the float64 gradients, divided by the norm of these; 0 without float64 gradients.
     """
 
     norm: float
@@ -104,7 +104,7 @@ def _norm(tensors: list[torch.Tensor]) -> float:
 
 
 def worst(agreements: list[NumericalAgreement]) -> NumericalAgreement:
-    """Returns the comparison with the largest error, among the comparisons without agreement if there are any."""
+    """Returns the comparison with the largest error. If some comparisons do not agree, returns one of these."""
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=NumericalAgreement(True))
 
 

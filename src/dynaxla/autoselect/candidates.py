@@ -20,7 +20,7 @@ _NOT_ENGINES = ("dynaxla_auto", "dynaxla_retrace")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises OptionError for a name that is not a backend of torch.compile."""
+    """Raises: OptionError for a name that is not a backend of torch.compile, or that is in `_NOT_ENGINES`."""
     available = [name for name in torch._dynamo.list_backends(exclude_tags=()) if name not in _NOT_ENGINES]
     for name in names:
         if name != DEFAULT_ENGINE and name not in available:
@@ -30,7 +30,10 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def compile_with(name: str, module: GraphModule, example_inputs: Sequence[Any], device: torch.device) -> Call | str:
-    """Compiles a TorchDynamo graph with a backend of torch.compile, during a capture. Returns the reason (str) if the backend fails."""
+    """Compiles a TorchDynamo graph with a backend of torch.compile. Returns the compiled function, or the reason (str) why this fails.
+
+    It must be called during TorchDynamo's capture.
+    """
     if name == "inductor" and device.type == "cpu" and (obstacle := no_cpp_compiler()):
         return obstacle
     backend: Any = torch._dynamo.lookup_backend(name)

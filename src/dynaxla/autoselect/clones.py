@@ -20,7 +20,7 @@ def by_storage(args: Sequence[Any]) -> dict[int, list[int]]:
 
 
 def positions_on_same_storages(args: Sequence[Any], positions: Collection[int]) -> set[int]:
-    """Returns the positions of all tensors that share a storage with one of the tensors at `positions`, including these."""
+    """Returns the positions of all tensors that share a storage with a tensor at `positions`; `positions` themselves are included."""
     return {position for group in by_storage(args).values() if not set(positions).isdisjoint(group) for position in group}
 
 
@@ -31,7 +31,7 @@ def clones(args: Sequence[Any], positions: Collection[int] | None = None) -> lis
 
     Args:
         args: the inputs.
-        positions: the tensors to copy; None: all. Other tensors on the same storages are copied too.
+        positions: the positions of the tensors to copy; None: all. Other tensors on the same storages are copied too.
     """
     inputs = list(args)
     for group in by_storage(args).values():
@@ -56,7 +56,7 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_float64(args: Sequence[Any]) -> list[Any]:
-    """Returns copies of the inputs in float64 or complex128, as leaves that share no memory. Other dtypes stay as they are."""
+    """Returns copies of the inputs, as leaves that share no memory. Floating-point dtypes become float64, complex64 becomes complex128."""
     wide = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
 
     def widened(item: Any) -> Any:

@@ -31,9 +31,9 @@ class GraphFacts:
 
     Attributes:
         name: the name of the graph.
-        device: the device that does most of its work.
-        run_once_reason: the reason why a call of the graph must not be run by several engines; "" if there is none; None if no ATen graph
-            was checked.
+        device: the device that does most of the graph's work.
+        run_once_reason: the reason why a call of the graph must not be run by several engines; "" if there is none. None before an ATen
+            graph was checked.
         written_inputs: the positions of the inputs that the graph writes to.
         overlaps: the guard on inputs that share memory; None if no guard is needed.
     """
@@ -52,7 +52,7 @@ class GraphFacts:
 class CompileFunction(Protocol):
     """The type of the function in backend.py that compiles a graph with dynaxla.
 
-    The caller of the compiled function must check the guard `GraphFacts.overlaps` before each call.
+    The function that it returns does not check the guard `GraphFacts.overlaps`. Its caller must check the guard before each call.
     """
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Call: ...
@@ -61,7 +61,7 @@ class CompileFunction(Protocol):
 def compile_with_contest(
     module: GraphModule, example_inputs: Sequence[Any], options: Options, compile_with_dynaxla: CompileFunction, facts: GraphFacts
 ) -> Call:
-    """Compiles a graph with each engine, and returns the function that runs a call of the graph.
+    """Compiles a graph with each engine, and returns a function that takes the graph's arguments and returns its results.
 
     In the first calls, eager mode and the engines run in turn, and their results are compared. The fastest engine whose results agree with
     eager mode runs the later calls. An engine that raises an exception while it compiles does not take part.

@@ -1,18 +1,19 @@
 """The contest of engines for a graph, during the user's calls: finds the engines that agree with eager mode, and the fastest of these.
 
 Each call is served by eager mode (TorchDynamo's graph as it is), or by an engine that has been checked with these sizes. A call may do
-additional work on copies of its inputs:
+additional work:
 
-- A check, once for each engine and each combination of sizes: the engine runs on clones, and its results and side effects are compared with
-  the results and side effects of eager mode. One call checks one engine, so a call takes about as long as eager mode and the engine
-  together. In training, a check takes a second eager run on clones, for the gradients.
+- A check, once for each engine and each combination of sizes: the engine runs on clones of the inputs, and its results and side effects are
+  compared with those of eager mode. One call checks one engine, so a call takes about as long as eager mode and the engine together. In
+  training, a check takes a second eager run on clones, for the gradients.
 - Timing, in blocks of calls that alternate between engines. In inference nothing runs twice: the engines serve the calls. In training,
   where the user decides when the backward pass runs, eager mode serves the call, and an engine runs forward and backward additionally.
 
 Dynamic sizes are grouped into classes, whose bounds are powers of two. The fastest engine is decided once for a class. If each call has
 other sizes, no engine can be timed twice with the same sizes; then the times of the checks decide.
 
-An engine whose results were wrong once, with any sizes, does not run this graph again.
+An engine whose results were wrong once, with any sizes, does not run this graph again. If a graph cannot run on clones, the default engine
+runs it without a check.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from .verification import Call, Expected, now, run
 EAGER = "eager"
 # The engine for graphs that must not be run twice.
 DEFAULT_ENGINE = "dynaxla"
-# Rounds of timed blocks: the minimum and the maximum number of rounds, and the timed seconds after which no further round begins. The last
-# number applies if two engines are nearly equally fast, because ranking them takes more samples.
+# A round times one block of calls for each engine. The numbers: the minimum and the maximum number of rounds, and the timed seconds after
+# which no further round begins. The last number applies if two engines are nearly equally fast, because ranking them takes more samples.
 _MIN_ROUNDS, _MAX_ROUNDS, _MIN_SECONDS, _MIN_SECONDS_IF_CLOSE = 3, 24, 1.0, 3.0
 # After the first round, the second and so on, an engine that takes more than this multiple of the fastest engine's time is not timed again.
 _MAX_SLOWDOWNS = (2.0, 1.5, 1.25, 1.2, 1.15, 1.1)
-# The number of timed calls in a block, by an upper bound of the seconds of a call. The first call of a block is not timed, because another
-# engine has filled the caches.
+# The number of timed calls in a block, by an upper bound of the seconds of a call. The first call of a block (in the first round, the first
+# two) is not timed, because another engine has filled the caches.
 _CALLS_PER_BLOCK = ((0.001, 8), (0.02, 5), (0.1, 3), (float("inf"), 2))
 # If sizes are new in every call, the times of the checks decide after this number of timed checks of each engine. A check in which the
 # engine compiles is not timed.
 _MIN_CHECKS = 3
-# The bound of the first class of sizes.
+# The smallest bound of a class of sizes.
 _SMALLEST_BOUND = 16
 # The maximum number of combinations of sizes for which `Contest` stores the engines that agree with eager mode.
 _MAX_SIZES = 4096
 # The check of an engine that has not compiled yet (compile="background") is repeated after 2 calls, then 4, 8, ..., at most this number.
 _MAX_PAUSE = 64
-# The number of successive calls that may have other sizes than the timed sizes before timing starts again with other sizes.
+# Timing starts again with other sizes after more than this number of successive calls whose sizes are not the timed sizes.
 _MAX_CALLS_WITH_OTHER_SIZES = 16
 
 
@@ -63,7 +64,7 @@ class Timing:
     Attributes:
         calls: the seconds of the timed calls.
         block: the number of calls in the current block so far.
-        ratios: for each check, the engine's seconds divided by eager mode's seconds in the same call.
+        ratios: for each check in which nothing was compiled, the engine's seconds divided by eager mode's seconds.
     """
 
     calls: list[float] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Timing:
 
     @property
     def best(self) -> float:
-        """The mean of the fastest third of the calls, since other load on the machine makes calls slower, never faster."""
+        """The mean seconds of the fastest third of the calls: other load on the machine makes calls slower, never faster."""
         return statistics.fmean(sorted(self.calls)[: max(1, len(self.calls) // 3)]) if self.calls else float("inf")
 
 
@@ -98,7 +99,7 @@ class SingleProcessBallot:
 
         Args:
             sizes: the bounds of the class.
-            seconds: the time of each engine that agrees with eager mode in this process. Only ratios of these times count.
+            seconds: the time of each engine that agrees with eager mode in this process, on any scale.
         """
         return min(seconds, key=seconds.__getitem__)
 
@@ -106,7 +107,7 @@ class SingleProcessBallot:
 class Contest:
     """The engines of a graph, with their checks and timings.
 
-    Thread-safe: one thread at a time makes trials, and eager mode serves the other threads meanwhile.
+    Thread-safe: one thread at a time makes trials (checks and timings), and eager mode serves the other threads meanwhile.
 
     Args:
         graph: the name of the graph.
@@ -114,7 +115,7 @@ class Contest:
         engines: the compiled engines by name. Eager mode is among them if it may be selected.
         left_out: for each engine that does not compete, the reason.
         device: the device that does most of the graph's work.
-        training: True if a call needs gradients.
+        training: True if a backward pass may follow a call.
         written: the positions of the inputs that the graph writes to.
         choices: the choices of earlier processes.
         ballot: decides, for this process or for several.
@@ -122,7 +123,7 @@ class Contest:
     Attributes:
         agreeing: the engines that agree with eager mode, by sizes.
         classes: the classes of sizes, by bounds.
-        serving: the selected engine, by sizes. Read without the lock.
+        serving: the selected engine, by sizes. Calls read it without the lock.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Contest:
             return self.eager(*args)
         with self._lock:
             was_in_trial, self._in_trial = self._in_trial, True
-        if was_in_trial:  # in another thread, or in this thread, if a kernel of the trial calls the graph
+        if was_in_trial:  # another thread makes a trial; or this thread does, and a kernel in the trial calls the graph
             return self.eager(*args)
         try:
             return self._try(sizes, args)
@@ -178,7 +179,7 @@ class Contest:
         return size_class.serve_and_time(sizes, args)
 
     def _check(self, size_class: SizeClass, agreeing: set[str], name: str, args: Sequence[Any]) -> Any:
-        """Checks one engine on clones of the inputs, and returns the results of eager mode."""
+        """Serves a call by eager mode, and checks one engine on clones of the inputs."""
         metrics.add("trials")
         try:
             inputs = clones(args)
@@ -223,7 +224,7 @@ class SizeClass:
 
     Args:
         contest: the contest of the graph.
-        bounds: the upper bound of each dynamic size.
+        bounds: the upper bound of each dynamic size, and each number among the inputs that is no int.
 
     Attributes:
         winner: the selected engine; None before the decision.
@@ -243,7 +244,7 @@ class SizeClass:
         self._calls_with_other_sizes = 0
         # For each engine that was not ready: the number of calls until its next check, and the length of this pause.
         self._postponed: dict[str, tuple[int, int]] = {}
-        # The arguments of `_decide`, until all processes have decided.
+        # The arguments of `_decide`, while other processes have not decided.
         self._measured: tuple[Mapping[str, float], str, Mapping[str, float]] | None = None
         choice = contest.choices.find(bounds)
         if choice is not None and choice[0] in contest.engines:
@@ -276,7 +277,7 @@ class SizeClass:
                 timing.block = 0
 
     def select_untested(self, why: str) -> None:
-        """Selects `DEFAULT_ENGINE`, the engine for graphs that must not be run twice, without a check."""
+        """Selects `Contest.default_engine`, the engine for graphs that must not be run twice, without a check."""
         self._win(self.contest.default_engine, why, {})
         for agreeing in self.contest.agreeing.values():
             agreeing.add(self.contest.default_engine)
@@ -299,7 +300,10 @@ class SizeClass:
         self._postponed[name] = (pause, pause)
 
     def decide_early(self) -> None:
-        """Decides without timing, if only one engine remains, or if no sizes are timed and each engine has enough timed checks."""
+        """Decides without more timing if other processes had not decided yet, if only one engine remains, or from the times of checks.
+
+        The times of checks decide if no sizes are timed, and each engine has enough timed checks.
+        """
         contest = self.contest
         if self._measured is not None:  # other processes had not decided yet
             self._decide(*self._measured)
@@ -340,7 +344,7 @@ class SizeClass:
                 results = engine(*args)
                 seconds = now(contest.device) - start
         except Exception as error:
-            if name == EAGER or (contest.written and not contest.training):  # inputs may have been written to
+            if name == EAGER or (contest.written and not contest.training):  # eager mode cannot repeat a call that may have changed inputs
                 raise
             results = contest.eager(*args)  # raises an exception, too, if the error is in the user's code
             contest.exclude(name, f"it failed: {first_line(error)}")
@@ -359,7 +363,7 @@ class SizeClass:
         return contest.eager(*args) if contest.training else results
 
     def _seconds_on_clones(self, engine: Call, args: Sequence[Any]) -> float:
-        """Runs an engine forward and backward on clones, and returns the seconds."""
+        """Runs an engine forward and backward, and returns the seconds. Inputs with hooks or to which the graph writes are clones."""
         metrics.add("trials")
         contest = self.contest
         hooked = {position for position, item in enumerate(args) if isinstance(item, torch.Tensor) and private.has_hooks(item)}
@@ -384,7 +388,7 @@ class SizeClass:
         self._decide(seconds, "the fastest", seconds=seconds)
 
     def _decide(self, measure: Mapping[str, float], why: str, seconds: Mapping[str, float]) -> None:
-        """Selects an engine, if all processes have decided.
+        """Selects an engine, unless other processes have not yet decided.
 
         Args:
             measure: the time of each engine, on any scale.
@@ -407,7 +411,7 @@ class SizeClass:
         Args:
             name: the engine's name.
             why: the reason for the verdict.
-            ranking: the times of all engines, from which another engine is selected if this one is excluded later.
+            ranking: the times of all engines. If `name` is excluded later, the fastest of the others is selected.
             seconds: the times to report; None to report `ranking`.
             is_stored: True if an earlier process made the measurement.
         """
@@ -418,7 +422,7 @@ class SizeClass:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the type of an error and the first line of its message. TorchDynamo's wrapping of a compiler's error is removed."""
+    """Returns the type of an error and the first line of its message: of the compiler's error, if TorchDynamo has wrapped one."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return first_line(inner)

@@ -1,9 +1,10 @@
 """Selects one engine for all processes of a group, from the measurements of each process.
 
-No process blocks. A process posts its times in the group's store and continues in eager mode; its later calls look for the answer. The
-first process that finds the times of all processes writes the answer: among the engines that agree with eager mode in all processes, the
-engine whose slowest process is the fastest. Only the first answer in the store is valid. If a process has not posted in time, because it
-never calls the graph or has compiled other graphs, the answer is the default engine, and a warning names the missing processes.
+No process blocks. A process posts its times, relative to its fastest engine, in the group's store and continues in eager mode. Its later
+calls look for the answer. The first process that finds the times of all processes writes the answer: an engine that agrees with eager mode
+in all processes, and whose largest relative time in any process is the smallest. Only the first answer in the store is valid. If a process
+has not posted in time, because it never calls the graph or has compiled other graphs, the answer is the default engine, and a warning names
+the missing processes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .contest import DEFAULT_ENGINE, EAGER, SingleProcessBallot
 
 log = logging.getLogger("dynaxla")
 
-# Seconds between two queries of the store, and seconds to wait for the other processes while eager mode serves calls.
+# The minimum seconds between two queries of the store, and the seconds to wait for other processes while eager mode serves calls.
 _PAUSE, _PATIENCE = 0.02, 120.0
 
 # The number of graphs that this process has compiled, by content. The n-th graph with a content is the same graph in all processes.
@@ -33,7 +34,7 @@ _lock = forks.lock()
 
 
 def ballot_for(content: str, engines: Sequence[str]) -> SingleProcessBallot:
-    """Returns the object that decides about a graph: for this process alone, or for all processes of the default group.
+    """Returns the object that selects the engine of a graph: for this process alone, or for all processes of the default group.
 
     Args:
         content: a text that identifies the graph, the same in all processes.
@@ -59,7 +60,7 @@ class GroupBallot(SingleProcessBallot):
         store: the store of the group.
         rank: the rank of this process.
         count: the number of processes.
-        label: the graph's prefix of keys in the store, the same in all processes.
+        label: the prefix of the graph's keys in the store, the same in all processes.
         patience: the seconds to wait for the other processes.
     """
 
@@ -109,6 +110,6 @@ class GroupBallot(SingleProcessBallot):
 
 
 def _best(posted: Sequence[Mapping[str, float]]) -> str:
-    """Returns the engine whose slowest process is the fastest, among the engines that all processes posted; eager mode if there is none."""
+    """Returns the engine with the smallest maximum of all processes' relative times; eager mode if no engine has been posted by all."""
     common = [name for name in posted[0] if all(name in other for other in posted)]
     return min(common, key=lambda name: max(other[name] for other in posted), default=EAGER)

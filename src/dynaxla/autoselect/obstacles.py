@@ -1,4 +1,4 @@
-"""Reasons why a graph, or a call of the graph, must not be run twice. Engines that compete run a graph several times."""
+"""Reasons why a graph, or a call of a graph, must not be run twice, and so no engines can compete for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..torch_ops import passed_arguments
 
 # Namespaces of ops without side effects, whose kernels belong to torch.
 _PURE_NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed")
-# Higher-order ops without side effects, except for those of the graphs that they run.
+# Higher-order ops without side effects of their own. The graphs that they run are checked separately.
 _PURE_HIGHER_ORDER_OPS = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "flex_attention", "flex_attention_backward",
                           "invoke_subgraph", "tag_activation_checkpoint", "autograd_function_apply", "wrap_with_set_grad_enabled",
                           "wrap_with_autocast", "wrap_activation_checkpoint")  # fmt: skip
@@ -29,7 +29,7 @@ _DROPOUT_ARGUMENTS = ("dropout_p", "dropout")
 def obstacle_in_dynamo_graph(module: GraphModule) -> str:
     """Returns the reason why a TorchDynamo graph must not be run twice; "" if there is none.
 
-    Functions such as torch.dropout do not show whether they draw random numbers. `obstacle_in_aten_graph` finds random ops.
+    Random functions such as torch.dropout are not found here, because they may draw nothing. `obstacle_in_aten_graph` finds random ops.
     """
     for node in _all_nodes(module):
         target = node.target
@@ -98,8 +98,8 @@ def _all_nodes(module: GraphModule) -> Iterator[Node]:
 def call_must_run_once(args: Sequence[Any]) -> bool:
     """True if a call must not be repeated.
 
-    That is so if a dispatch mode, hooks for saved tensors or a functorch transform would see its ops twice, if an input is neither a plain
-    tensor nor a number nor None, or if the process was forked and cannot use XLA.
+    That is so if a dispatch mode, hooks for saved tensors or a functorch transform would see the call's ops twice. It is also so if an
+    input is neither a plain tensor nor a number nor None, and if the process was forked and cannot use XLA.
     """
     if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None or forks.has_lost_xla():
         return True

@@ -1,7 +1,7 @@
 """Stores the fastest engine of each graph for later processes, in a file for each graph.
 
-A stored choice saves a later process the timing, not the check: the engine is compared with eager mode before it serves calls. So a wrong
-or outdated file costs only time.
+A stored choice saves a later process the timing, but not the check: the engine is compared with eager mode before it serves calls. So a
+wrong or outdated file makes calls slower, but not wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StoredChoices(Choices):
 
     Args:
         store: the store.
-        key: the key of the graph, of `key_of`.
+        key: the key of the graph, as `key_of` returns it.
     """
 
     def __init__(self, store: StoreProtocol, key: str) -> None:

@@ -34,7 +34,7 @@ class Run:
 
 
 def run(call: Call, args: Sequence[Any], device: torch.device, training: bool) -> Run:
-    """Calls an engine. In training the backward pass follows, for which each engine gets the same pseudorandom gradients of the results.
+    """Calls an engine. In training the backward pass follows, with the same fixed gradients of the results for each engine.
 
     The `.grad` of leaves does not change.
 
@@ -65,7 +65,7 @@ def _gradients(results: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor
 
 
 def _tangent(result: torch.Tensor) -> torch.Tensor:
-    """Returns a gradient for a result, with magnitudes from 0.5 to 1.5 and both signs, computed from indices without random numbers."""
+    """Returns a fixed gradient for a result, computed from the elements' indices, with magnitudes from 0.5 to 1.5 and both signs."""
     with torch.no_grad():
         indices = torch.arange(result.numel(), device=result.device, dtype=torch.float64)
         numbers = (torch.frac(indices * 0.6180339887) + 0.5) * torch.where(indices % 3 == 1, -1.0, 1.0)
@@ -77,11 +77,11 @@ class Expected:
 
     Args:
         eager: TorchDynamo's graph, run by torch: in inference on the user's own inputs, in training on clones.
-        args: the inputs.
+        args: the user's inputs.
         device: the device that does most of the work.
         training: True if a backward pass follows the call.
-        written: the positions of the inputs that the graph writes to. The version counters of tensors do not show all writes, for
-            instance of a batch norm to its statistics.
+        written: the positions of the inputs that the graph writes to. (Version counters do not show all writes: not those of a batch
+            norm to its statistics.)
 
     Attributes:
         run: the effects of the call in eager mode.

@@ -1,4 +1,4 @@
-"""The names that code uses: globals, attributes, imports; and detection of reflection, which reads attributes without naming them."""
+"""Finds the names that code uses (globals, attributes, imports), and reflection: code that reads attributes without naming them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Names:
         all: globals, attributes, cells, and string constants that could be attributes.
         globals: the names of the global variables that the code reads, sets or deletes.
         imports: names of imported modules.
-        reflects: True if the code can read attributes or globals without naming them.
+        reflects: True if the code uses reflection, and so can read attributes or globals without naming them.
     """
 
     all: frozenset[str]
@@ -151,7 +151,7 @@ def _uses_variable_names(code: types.CodeType) -> bool:
 def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
     """True if the second argument of a call is a constant string.
 
-    `depth` counts the call's arguments on the stack. The constant is pushed on top of the first argument, and stays until the call.
+    `depth` counts the call's arguments on the stack. An instruction after the constant that leaves two or fewer has consumed the constant.
 
     Args:
         instructions: the instructions after the load of the called function.
@@ -178,7 +178,7 @@ class ExecutedCode:
 
     Attributes:
         codes: the code objects.
-        trusted: the code objects of trusted modules.
+        trusted: the code objects that have run with the globals of a trusted module.
         names: all names that the code uses; None if the code uses reflection, and so may have read any attribute.
         namespaces: for each module whose code ran: the module's globals, the names of the globals that the code uses, and all names that
             the code uses.

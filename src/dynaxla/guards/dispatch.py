@@ -18,7 +18,7 @@ _WRITE_STATISTICS = {
 
 
 def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a call of an op writes to, by name; all arguments of a collective that writes in place.
+    """Returns the arguments that a call of an op writes to, by name. For an in-place collective, returns all arguments.
 
     Args:
         op: the overload.

@@ -5,7 +5,7 @@ All other objects are compared in one of these ways:
 - immutable containers, such as slices, by their parts (`parts_of`)
 - arrays by their bytes (`buffer_contents`)
 - mutable containers by their entries (slots.py)
-- trusted functions, modules' C functions and the like by identity (`is_compared_by_identity`)
+- trusted functions, C functions of modules, and similar objects by identity (`is_compared_by_identity`)
 
 An object with state in C that Python cannot inspect (`hides_state`) cannot be compared.
 """
@@ -42,7 +42,7 @@ from ..runtime import private
 from ..runtime.guards import self_guarding
 from .trusted_code import is_own, is_trusted_class, is_trusted_function, module_of
 
-# Classes of plain values. A path shows such a value as text, and the template of such a value is the value itself (recordings.py).
+# Classes of plain values. In a path such a value is text. In a template (training/recordings.py) it stands for itself.
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 # The result of `fingerprint` for an object without a fingerprint.
 NO_FINGERPRINT: Any = type("NoFingerprint", (), {"__repr__": lambda _: "no fingerprint"})()
@@ -64,7 +64,7 @@ _BY_IDENTITY = (
     type(np.reshape),
     type(inspect.Attribute.name),  # the descriptor of a named tuple's field
 )
-# Classes written in C whose instances take more memory than their declared fields take, but have no state that a walk would miss.
+# Classes written in C whose instances take more memory than their declared fields, but have no state that a walk would miss.
 _VISIBLE_STATE = (
     object,
     type,
@@ -136,7 +136,7 @@ _identities: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDicti
 
 
 def identity_of(value: Any) -> Identity:
-    """Returns the `Identity` of an object: the same instance in each walk of the object graph, while any walk refers to it."""
+    """Returns the `Identity` of an object. Each call returns the same instance, as long as a fact or key refers to it."""
     found = _identities.get(id(value))
     if found is None or found.value is not value:
         found = _identities[id(value)] = Identity(value)
@@ -238,7 +238,7 @@ def is_pybind11_record(owner: Any) -> bool:
 
 
 def is_compared_by_identity(value: Any) -> bool:
-    """True for an object that is trusted not to change, so that its identity is compared, not its contents."""
+    """True for an object that does not change, or whose changes do not matter: its identity is compared, not its contents."""
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         owner = value.__self__
         return (
@@ -248,14 +248,15 @@ def is_compared_by_identity(value: Any) -> bool:
             or (isinstance(owner, type) and is_trusted_class(owner))
         )
     if isinstance(value, types.FunctionType):
-        # A function of torch may call a function of the user: a decorator of torch returns such a function.
+        # The closure of a trusted function may have a user's function, if the trusted function is the result of a decorator.
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
     if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in self_guarding or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
     if (kernel := private.custom_op_function(value)) is not None:
         return isinstance(kernel, types.FunctionType) and is_trusted_function(kernel)
     wrapped = getattr(value, "__wrapped__", None)
-    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays are immutable; a jitted function is its __wrapped__
+    # JAX's arrays are immutable. A jitted function can be trusted if the function in it can.
+    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
     return type(value) is CACHED_FUNCTION and is_compared_by_identity(wrapped)
 
@@ -343,7 +344,7 @@ MAX_COMPARED_BYTES = 1 << 24
 
 
 def size_of(value: Any) -> int:
-    """Returns the size of an array in bytes."""
+    """Returns the size of an instance of `BUFFER_TYPES`, in bytes."""
     return int(value.nbytes) if hasattr(value, "nbytes") else len(value) * int(getattr(value, "itemsize", 1))
 
 
@@ -352,7 +353,7 @@ BUFFER_TYPES = (np.ndarray, array.array, bytearray, memoryview)
 
 
 def restore_contents(value: Any, contents: BufferContents) -> bool:
-    """Restores the contents of an array, unless `contents` has no data. Returns True if the contents had changed."""
+    """Restores the contents of an array or buffer, unless `contents` has no data. Returns True if the contents had changed."""
     if contents.data is None or buffer_contents(value) == contents:
         return False
     if isinstance(value, bytearray):

@@ -30,10 +30,7 @@ class MetadataSnapshot:
             self._aliases = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in ORDINARY}
 
     def check(self) -> None:
-        """Checks that nothing has changed which a program would not repeat.
-
-        Raises: CaptureError for such a change.
-        """
+        """Raises: CaptureError for a change since the snapshot that a program would not repeat."""
         if path := next((path for path in self._with_changed_requires_grad() if not self._tensors[path].is_leaf), None):
             raise CaptureError(
                 f"the step writes a value that requires gradients to {path}", hint="detach the values that the step writes to this tensor"

@@ -1,6 +1,6 @@
-"""Finds NumPy arrays that can be inputs of a program, as tensors on the same memory.
+"""Finds NumPy arrays that can be inputs of a program, as tensors that share the arrays' memory.
 
-Also detects code that could read the values of an array without the recording noticing it.
+Also detects code that could read an array's values without the recording noticing it (training/tracked_arrays.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], compared: Collection[s
 
 
 def _is_plain(array: np.ndarray[Any, Any]) -> bool:
-    """True for a writeable array whose dtype and strides torch supports."""
+    """True for a writeable NumPy array, not of a subclass, whose dtype and strides torch supports."""
     return (
         type(array) is np.ndarray
         and array.dtype in _DTYPES

@@ -41,7 +41,7 @@ class ObjectGraph:
         sharing: the result of `sharing_now` at the walk.
         gradients: paths of tensors that are gradients of other tensors.
         parts: for each immutable object with parts (a bound method, partial or slice), by path: its parts by name.
-        contents: arrays, bytearrays and memoryviews, each with its contents at the walk, by path.
+        contents: NumPy and Python arrays, bytearrays and memoryviews, each with its contents at the walk, by path.
         weak_references: weak references, each with its referent, by path.
         empty_attribute_dicts: the attribute dicts of tensors, if they were empty at the walk.
         derived_containers: read-only views of dicts, and settings of loggers, by path. Their entries are read anew for each comparison.
@@ -142,7 +142,7 @@ class ObjectGraph:
         return list(map(metadata_of, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
-        """Returns, for each tensor, the index of the first tensor on its storage, and its storage offset (0 for the first tensor)."""
+        """Returns two numbers for each tensor: the index of the first tensor on its storage, and its storage offset (0 for the first)."""
         storages = storages_of(self.tensors.values())
         first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
         return [
@@ -162,8 +162,8 @@ class ObjectGraph:
     def release_gradients(self, paths: Iterable[str], keep: Collection[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
         """Releases gradients that are about to be replaced, so that their memory is free before the program runs.
 
-        A gradient stays if other places refer to the gradient or to one of its inner tensors, if one of these tensors shares memory with
-        another tensor, or if the path of one of them is in `keep`. After a release the graph is outdated until `accept_gradients`.
+        A gradient may be a wrapper with inner tensors, such as a DTensor. It stays if other places refer to one of these tensors, if one
+        shares memory with another tensor, or if the path of one is in `keep`. The graph is outdated from then until `accept_gradients`.
 
         Args:
             paths: the paths of the containers whose entry "grad" is about to be replaced.
@@ -198,7 +198,7 @@ class ObjectGraph:
     def _pieces(self, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns a gradient and its inner tensors, by path.
 
-        Returns {} if one of these tensors has a gradient of its own, or if the inner tensors are unknown.
+        Returns {} if one of these tensors has a gradient of its own, or if the inner tensors of a tensor subclass are unknown.
         """
         path = self.paths.get(id(gradient), "")
         own_gradient, parts = self.containers.get(f"{path}.grad"), self.containers.get(f"{path} parts")
@@ -258,7 +258,9 @@ class ObjectGraph:
         return {(path, "grad"): self.containers[path].items["grad"] for path in paths if path in self.containers}
 
     def accept_gradients(self, released: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> None:
-        """Adds the gradients that have replaced released gradients. If all have equal metadata, the graph is no longer outdated.
+        """Adds the gradients that have replaced released gradients.
+
+        Then the graph is no longer outdated, unless metadata differ or gradients share memory with other tensors.
 
         Args:
             released: the result of `release_gradients`.
@@ -315,7 +317,7 @@ class ObjectGraph:
         return dict(zip(reversed(storages_of(self.tensors.values())), reversed(self.tensors), strict=True))
 
     def _fact(self, value: Any) -> Any:
-        """Returns a hashable fact about a value: its fingerprint; or its class, with its items, its path or its identity."""
+        """Returns a hashable fact about a value: its fingerprint. Without a fingerprint: its class, and its items, path or identity."""
         if (found := fingerprint(value)) is not NO_FINGERPRINT:
             return found
         if issubclass(type(value), (tuple, frozenset)):  # isinstance reads __class__, which may warn
@@ -329,7 +331,7 @@ class ObjectGraph:
         """Returns a hashable fact about a key of a container."""
         if (found := fingerprint(key)) is not NO_FINGERPRINT:
             return found if type(key) not in (str, int) else key
-        if issubclass(type(key), (tuple, frozenset)):  # its path has its position, not its items
+        if issubclass(type(key), (tuple, frozenset)):  # the path of such a key has the key's position, not its items
             return self._fact(key)
         return self.path_of(key) or identity_of(key)
 

@@ -1,4 +1,7 @@
-"""The traversal that makes an `ObjectGraph`: entries of containers, attributes, methods, and the globals that code reads."""
+"""The *walk*, a traversal that makes an `ObjectGraph`: entries of containers, attributes, methods, and the globals that code reads.
+
+Trusted modules, classes and functions (trusted_code.py) do not change, so the walk follows them only as far as users may patch them.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def walk(
     if visitor.reads_by_name and executed is not None and executed.names is not None:
         if base is None:
             return walk(roots, None, replace(executed, names=None), max_values)
-        # The attrgetter may read attributes of objects in `base`, and the walk of `base` did not follow these attributes.
+        # The attrgetter may read attributes of objects in `base`, which the walk of `base` did not follow. So the call is refused.
         graph.incomparable["args"] = "attrgetter"
     graph.metadata = graph.current_metadata()
     graph.sharing = graph.sharing_now()
@@ -105,12 +108,7 @@ def walk(
 
 
 class Visitor:
-    """Adds all objects that can be reached to an `ObjectGraph`.
-
-    Args:
-        graph: the graph to fill. It has the roots and the base.
-        executed: the code that earlier calls executed; None: the walk follows all attributes and globals.
-        max_values: the maximum number of visited values; None: no limit.
+    """Adds all objects that can be reached to an `ObjectGraph`, which has the roots and the base. For the other arguments, see `walk`.
 
     Attributes:
         reads_by_name: True if the walk has visited an attrgetter or a methodcaller, which read attributes that no code names.
@@ -141,8 +139,8 @@ class Visitor:
             if self._executed is not None:
                 self._add_executed_namespaces(self._executed)
         self._visit_queue()
-        # Keys come last. So a key that is also an entry of another container has the path of that entry: the keys of an optimizer's state
-        # are parameters, and get their paths from their modules.
+        # Keys of containers come last. So a key that is also an entry of another container has the path of that entry: the keys of an
+        # optimizer's state, for example, are parameters, and get their paths from their modules.
         while self._pending_keys:
             keys, self._pending_keys = self._pending_keys, []
             self._queue.extend((path, key, _NO_NAMES) for path, key in keys)
@@ -286,7 +284,7 @@ class Visitor:
             self._graph.optimizers[path] = value
 
     def _state(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yields an object's attributes and its class."""
+        """Yields an object's attributes and its class, as `_referents` does."""
         try:
             state = object.__getattribute__(value, "__dict__")
         except AttributeError:
@@ -325,7 +323,7 @@ class Visitor:
             return
         for item in gc.get_referents(value):  # among them the dicts of the tensor's attributes and hooks
             if type(item) is dict and item is value.__dict__ and not item:
-                self._graph.empty_attribute_dicts.append(item)  # torch creates and drops an empty attribute dict by itself
+                self._graph.empty_attribute_dicts.append(item)  # no container, because torch creates and drops such a dict by itself
             elif type(item) is dict and item is value.__dict__:
                 is_relevant = None if self._executed is None else self._may_be_read
                 for name, attribute in self._add_container(f"{path} attributes", item, is_relevant).items():
@@ -336,10 +334,7 @@ class Visitor:
             yield _class_path(type(value)), type(value)
 
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
-        """Yields a class's methods, class attributes, bases and metaclass.
-
-        Of a trusted class only the methods are compared, because users may patch them.
-        """
+        """Yields a class's methods, class attributes, bases and metaclass. Of a trusted class only the methods: users may patch them."""
         trusted = is_trusted_class(kind)
 
         def is_relevant(name: str, value: Any) -> bool:
@@ -422,7 +417,7 @@ class Visitor:
         values, trusted = vars(module), is_trusted_module(module)
         read = names & values.keys()
         if not trusted and not by_trusted:
-            if self._executed is not None and self._executed.names is None:  # code reads attributes by names that it computes
+            if self._executed is not None and self._executed.names is None:  # reflection: the code may read any global
                 read = read | {name for name, value in values.items() if fingerprint(value) is not NO_FINGERPRINT}
             if not names.isdisjoint(("getattr", "hasattr")):
                 self._namespace_of(values).target.names.update(names - values.keys())
@@ -456,7 +451,7 @@ class Visitor:
                 self._queue.append((path, value, names))
 
     def _has_readable_value(self, name: str, value: Any) -> bool:
-        """True if the value has a fingerprint, or if the walk follows only executed code and the name is public, as `os.environ` is."""
+        """True if a value has a fingerprint; in a walk of executed code only, also if its name is public, such as `environ` of `os`."""
         return fingerprint(value) is not NO_FINGERPRINT or (self._executed is not None and name[:1] != "_" and value is not sys.modules)
 
     def _add_to_namespace(self, values: dict[str, Any], name: str, value: Any) -> None:

@@ -1,8 +1,8 @@
-"""Observes one run of a function: the code that runs, its side effects, and its reads of outside state.
+"""Observes one run of a function: the code that runs, its side effects, and its reads of state outside Python, such as files and clocks.
 
 Python reports a thread's calls to its profile function (`sys.setprofile`), including calls of functions written in C. It does not report
 constructors and iteration of types written in C, nor functions of Cython. Constructors are found by their names in the executed code.
-Iterators and objects of Cython have hidden state: a walk with the executed code lists such objects in `ObjectGraph.incomparable`.
+Iterators and objects of Cython have hidden state. A later walk (object_walker.py) finds such objects and lists them as incomparable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IMPORTLIB = "<frozen importlib._bootstrap>"
 
 @dataclass(frozen=True)
 class Effect:
-    """A side effect, or a read of outside state, that a program would not repeat.
+    """A side effect, or a read of state outside Python, that a program would not repeat.
 
     Attributes:
         what: the name of the called function, or another description of the effect.
@@ -95,11 +95,7 @@ def observe(
 
     Calls of `runtime.guards.unobserved_code`, and code inside these calls, are not observed.
 
-    Args:
-        function: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        refuse: True to stop the function before its first detected effect.
+    With `refuse`, the function is stopped before its first detected effect.
 
     Returns:
         The function's result, and the observation.
@@ -118,11 +114,11 @@ def observe(
 class _Observer:
     def __init__(self, refuse: bool) -> None:
         self._refuse = refuse
-        # torch calls these two functions at the first op on DTensors, only to query loggers. A call that logs a message is
-        # different: `logging` itself calls `isEnabledFor`.
+        # torch calls these two functions at the first op on DTensors, only to query loggers. Such calls are ignored. If a message is
+        # logged, `logging` itself calls `isEnabledFor`, and the call is observed.
         self._logging_codes = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
-        # Python calls the gc callbacks with "start" and "stop" around a collection, which may run finalizers of objects that do not
-        # belong to the function. The observer uses an existing callback, such as JAX's: a new callback would affect other threads.
+        # A garbage collection may run finalizers of objects that do not belong to the function. So nothing is observed between the calls
+        # of a gc callback with "start" and with "stop". An existing callback, such as JAX's, is used: a new one would affect other threads.
         collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
         self._gc_callbacks = frozenset(map(id, collecting))
         self._collects = False
@@ -244,7 +240,7 @@ class _Observer:
 def _showing_methods(callback: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
     """Inside the context, calls callback(frame, function) before each call of a C method in this thread.
 
-    It does nothing in versions of Python whose profile function reports such calls.
+    The context does nothing in versions of Python that report such calls to the profile function.
 
     Raises: Refused if other tools use all of Python's monitoring tool ids; any exception of `callback`.
     """
@@ -274,7 +270,7 @@ def _showing_methods(callback: Callable[[types.FrameType, Any], None]) -> Iterat
 
 
 def _is_start(frame: types.FrameType) -> bool:
-    """True if `frame` is a call of a gc callback before a collection. Its local variables are only the arguments."""
+    """True if `frame`, which has just been entered, is a call of a gc callback with "start". Its local variables are its arguments."""
     arguments = list(frame.f_locals.values())
     return any(value == "start" or (isinstance(value, tuple) and value[:1] == ("start",)) for value in arguments)
 

@@ -1,4 +1,4 @@
-"""Allowlist of C functions that only compute, by module and class. Other C functions may have effects, or read outside state."""
+"""Allowlist of C functions that only compute, by module and class. Other C functions may have effects, or read state outside Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..runtime import private
 from .fingerprints import CACHED_FUNCTION, is_pybind11_record
 from .trusted_code import module_of
 
-# All functions of these modules only compute, except for the listed functions.
+# All functions of these modules only compute, except for the functions listed with the module.
 _PURE_MODULES: dict[str, frozenset[str]] = {
     "builtins": frozenset(("print", "open", "input", "exec", "eval", "globals", "__import__", "breakpoint", "exit", "quit")),
     "math": frozenset(),
@@ -52,7 +52,7 @@ _PURE_MODULES: dict[str, frozenset[str]] = {
 # torch uses these functions to generate Python functions from source text at their first use.
 _CODE_GENERATORS = frozenset(("exec", "eval", "globals", "__import__"))
 _PURE_SYS_FUNCTIONS = frozenset(("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "is_finalizing"))
-# Modules and classes that torch's own code may use without a visible effect: locks, names of threads, clocks for profilers.
+# Modules and classes that torch's own Python code uses without a visible effect: locks, names of threads, clocks for profilers.
 _WITHIN_TORCH = frozenset(("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters"))
 _WITHIN_TORCH_CLASSES = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")
 # torch's C functions with effects outside tensors: on files, generators, threads, other processes. Functions that change settings are not
@@ -62,7 +62,7 @@ _TORCH_WITH_EFFECTS = re.compile(
     r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr|"
     r"swap_tensor"
 )
-# Functions whose names match `_TORCH_WITH_EFFECTS`, and that only compute.
+# Functions that only compute, although their names match `_TORCH_WITH_EFFECTS`.
 _TORCH_EXCEPTIONS = frozenset(
     (
         "_is_default_generator",
@@ -151,7 +151,7 @@ _GROUP_QUERIES = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_
 _METHODS_WITH_EFFECTS = frozenset(
     ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
 )
-# Class methods that only compute. datetime.now and date.today are not listed, because they read outside state.
+# Class methods that only compute. datetime.now and date.today are not listed, because they read a clock.
 _CLASS_METHODS = frozenset(
     (
         "__new__",

@@ -1,7 +1,8 @@
-"""Fast checks, within microseconds, that thousands of objects are unchanged: all their references are compared at once.
+"""Fast checks that thousands of objects are unchanged since a walk (object_walker.py): all their references are compared at once.
 
-CPython can list the objects that other objects refer to (`gc.get_referents`). Comparing the pointers in this list as bytes compares the
-identity of each entry. If the bytes differ, the relevant entries are compared one by one, because an irrelevant entry may have changed.
+CPython lists the objects that some objects refer to (`gc.get_referents`). If the pointers in this list, compared as bytes, are equal to the
+pointers at the walk, every entry is the same object. If the bytes differ, the relevant entries are compared one by one, because only an
+irrelevant entry may have changed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from .object_graph import ObjectGraph
 
 _is_leaf = operator.attrgetter("is_leaf")
-# If an entry was changed and changed back, the version of its dict differs although no entry does. The versions are read again only after
-# this many comparisons, because reading the versions costs as much as about 50 comparisons of entries.
+# If an entry was changed and changed back, the version of its dict differs although no entry does. The versions are stored again only after
+# this many comparisons of entries, because storing the versions costs as much as about 50 such comparisons.
 _MIN_COMPARISONS = 50
 
 
@@ -45,7 +46,7 @@ def _ids(values: list[Any]) -> Any:
     return list(map(id, values))
 
 
-# Offset of the pointer to a list's items in CPython: behind the length. Other implementations use `id` of each item.
+# The offset in bytes of the pointer to a list's items in CPython: after the length. Other Python implementations use `_ids`.
 _ITEMS = object.__basicsize__ + 8
 _PROBE = [object(), None, object()]
 _IS_CPYTHON = sys.implementation.name == "cpython" and list.__basicsize__ == _ITEMS + 16
@@ -119,7 +120,7 @@ class ReferenceChecks:
         dict_ids = set(map(id, self._dicts))
         self._unversioned = [item for item in self._targets if id(item) not in dict_ids]
         self._keys = [_keys(container.target) for container in listed if isinstance(container.target, dict) and container.items]
-        # An entry that has got another key may leave the list of values as it was.
+        # Keys are compared too, because a value under another key may leave the list of values as it was.
         self._unversioned_keys = [
             _keys(container.target)
             for container in listed
@@ -242,7 +243,7 @@ class ReferenceChecks:
         return address_snapshot([now[path] for path in paths])
 
     def renew_gradients(self) -> None:
-        """Forgets the expected gradients, because the caller has replaced gradients, or entries for gradients in the graph."""
+        """Forgets the expected gradients. To be called after gradients, or the graph's entries for gradients, were replaced."""
         self._gradients.renew()
 
     def accept_addresses(self, replaced: set[str]) -> None:
@@ -263,7 +264,7 @@ class _Entries:
         self.renew()
 
     def renew(self) -> None:
-        """Forgets the expected entries, because the containers have new entries. The next comparison expects the new entries."""
+        """Makes the next comparison expect the entries that the containers then have in `items`."""
         self._expected: Any = None
         self._owners: list[torch.Tensor] = []
         self._names: list[str] = []
@@ -291,7 +292,7 @@ def _referrers(container: Container) -> list[Any]:
 
 
 def _is_listed(container: Container) -> bool:
-    """True if the values that `gc.get_referents` lists show each change of a container's entries, together with the keys of a dict."""
+    """True if the values that `gc.get_referents` lists, for a dict together with its keys, show each change of a container's entries."""
     if isinstance(container.target, (dict, types.CellType)) or type(container.target) in (list, set, deque):
         return True
     if isinstance(container.target, Attributes) and isinstance(container.target.owner, types.FunctionType):
@@ -308,7 +309,10 @@ def _keys(target: dict[Any, Any]) -> Any:
 
 
 def _has_heap_type(value: Any) -> bool:
-    """True for an instance of a heap type, such as any class of Python code: its class can be assigned. False for modules and tensors."""
+    """True for an instance of a heap type, such as any class of Python code: its `__class__` can be replaced.
+
+    False for classes, modules and tensors.
+    """
     return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
 
 

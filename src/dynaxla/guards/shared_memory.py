@@ -13,7 +13,7 @@ from ..runtime import private
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """True if torch has not allocated a tensor's memory, for instance that of a NumPy array or of a mapped file of weights."""
+    """True if torch has not allocated a tensor's memory: the memory may be that of a NumPy array or of a mapped file of weights."""
     with private.without_torch_function():
         return not tensor.untyped_storage().resizable()
 

@@ -1,4 +1,4 @@
-"""Mutable containers, with their entries at the time of a walk: dicts, lists, closure cells, attributes, globals."""
+"""Mutable containers (dicts, lists, closure cells, attributes, globals) with their entries at the time of a walk (object_walker.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attributes:
 
 
 class Namespace:
-    """The globals of a module that code reads.
+    """The globals that code reads, of one module.
 
     Attributes:
         values: all globals of the module.
@@ -61,7 +61,7 @@ class MappingProxy:
 
 
 class LoggerSettings:
-    """The settings of a logger that decide if code logs a message, also those that it takes from its parents and its manager."""
+    """The settings of a logger that decide if a message is logged, including settings that the logger inherits."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self.logger = logger
@@ -78,7 +78,7 @@ class Container:
         target: the object with the entries: a dict, list, deque, set, closure cell, ContextVar or tensor (whose entry is its `grad`), or an
             `Attributes`, `Namespace`, `ClassDict`, `MappingProxy` or `LoggerSettings`.
         items: the entries at the time of the walk, by key.
-        is_relevant: returns True for the keys that are compared; None: all keys are.
+        is_relevant: returns True for a key whose entry is compared; None: all entries are compared.
     """
 
     target: Any

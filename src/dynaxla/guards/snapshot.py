@@ -37,7 +37,7 @@ _new_keys = itertools.count()
 
 @dataclass(frozen=True)
 class ObjectAtPath:
-    """Stands for an object that each call looks up by its path: as a key of a dict, or in a template (training/recordings.py)."""
+    """Stands for an object that each call looks up by its path. It may be the key of a place, or in a template (training/recordings.py)."""
 
     path: str
 
@@ -49,7 +49,7 @@ class Snapshot:
     Attributes:
         surroundings: the objects that can be reached from the function, and from modules and optimizers among the arguments.
         arguments: the objects that can be reached only from the other arguments; the base of this graph is `surroundings`.
-        key: a hashable value; two snapshots with equal keys differ in nothing that a recording depends on.
+        key: a hashable value. Two snapshots with equal keys differ in nothing that a recording depends on.
     """
 
     surroundings: ObjectGraph
@@ -150,13 +150,13 @@ class _Surroundings:
 class FunctionGuards:
     """Guards on all state that one function can read. The guards widen when the function runs new code.
 
-    Inputs of a recording are not guarded by value. These are learning rates, Python numbers that have changed between two calls, and NumPy
-    arrays that can be tensors. `compare_numbers` and `compare_values` exclude numbers and arrays from the inputs, and guard them by value.
-    A number that has not changed yet is a constant of the program.
+    The inputs of a recording are learning rates, Python numbers that have changed between two calls, and NumPy arrays that can be tensors.
+    Inputs are not guarded by value. A number that has not changed yet is guarded by value, as a constant of the program. `compare_numbers`
+    and `compare_values` remove numbers and arrays from the inputs, so that they are guarded by value, too.
 
     Args:
         function: the function.
-        capacity: the number of different surroundings whose keys are remembered.
+        capacity: the maximum number of different surroundings whose keys are stored.
     """
 
     def __init__(self, function: Callable[..., Any], capacity: int) -> None:
@@ -167,9 +167,9 @@ class FunctionGuards:
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
         # The names that this code uses; None before the first run.
         self._executed_names: ExecutedCode | None = None
-        # Getters on whose results the function depends, such as a getter for the state that a JAX function reads.
+        # Getters (runtime/guards.py) on whose results the function depends, such as a getter for the state that a JAX function reads.
         self._getters: set[Getter] = set()
-        # The numbers at the last call, by place.
+        # The last value of each number, by place.
         self._last_numbers: dict[Place, Number] = {}
         # The places of numbers that have changed between two calls, in order.
         self._changing_numbers: dict[Place, None] = {}
@@ -194,7 +194,7 @@ class FunctionGuards:
         return self._snapshot(surroundings.graph, surroundings.key, arguments)
 
     def take_temporary(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
-        """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not use its surroundings."""
+        """Returns a snapshot as `take` does, but of temporary state: the next call of `take` does not compare with it."""
         graph = self._graph(self._roots(args, kwargs))
         key = self._key_of(graph, self.numbers(graph), self.arrays(graph))
         return self._snapshot(graph, key, self._graph({"args": list(args), "kwargs": dict(kwargs)}, graph))
@@ -204,7 +204,7 @@ class FunctionGuards:
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, None, _MAX_VALUES)
 
     def take_reached(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
-        """Returns all objects that the code which has run so far can reach."""
+        """Returns all objects that the function can reach through names in the code that has run so far."""
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._executed_names)
 
     def compare_with(self, snapshot: Snapshot) -> tuple[str, bool]:
@@ -248,8 +248,8 @@ class FunctionGuards:
     def check_reached(self, snapshot: Snapshot) -> None:
         """Checks that a snapshot has the functions of all code that has run.
 
-        Raises: CaptureError for code whose function is missing. All executed code is forgotten then: the place of the missing function may
-        have another function now.
+        Raises: CaptureError for code whose function is missing. Then all executed code is forgotten, because another function may have
+        replaced the missing function.
         """
         if self._executed_names is None:
             return
@@ -259,7 +259,7 @@ class FunctionGuards:
             self._executed.clear()
             self._executed_names = None
             raise CaptureError(
-                f"the step runs {code.co_qualname}, a function that dynaxla cannot find from the step, so that its state cannot be watched",
+                f"the step runs {code.co_qualname}, a function that dynaxla cannot find from the step, so that its state cannot be guarded",
                 where=f"{code.co_filename}:{code.co_firstlineno}",
                 hint="reach the function by an argument, a global variable, a closure or an attribute of these",
             )
@@ -269,12 +269,12 @@ class FunctionGuards:
         self._last = None
 
     def compare_numbers(self, places: Collection[Place]) -> None:
-        """Compares the values of the numbers at these places from now on."""
+        """Guards the numbers at these places by value from now on."""
         self._compared_numbers.update(places)
         self._last = None
 
     def compare_values(self, paths: Collection[str]) -> None:
-        """Compares the values of the arrays at these paths from now on."""
+        """Guards the arrays at these paths by value from now on."""
         self._compared_values.update(paths)
 
     def numbers(self, graph: ObjectGraph) -> dict[Place, Number]:
@@ -292,7 +292,7 @@ class FunctionGuards:
         return {place: value for place, value in values.items() if _is_number(value)}
 
     def find_changing_numbers(self, graph: ObjectGraph) -> bool:
-        """Compares all numbers with the numbers of the last call. Returns True if a number has changed for the first time."""
+        """Compares all numbers with the numbers of the last call. Returns True if a number has changed that becomes a new input."""
         numbers = {
             (path, key): value
             for path, container in graph.containers.items()
@@ -333,7 +333,7 @@ class FunctionGuards:
     def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the roots of the surroundings: the function, and the modules and optimizers among the arguments.
 
-        So a later call with the same modules does not walk them again.
+        Modules and optimizers count as surroundings, so that a later call with the same ones does not walk them again.
         """
         arguments = {f"{ARGUMENT}{index}": value for index, value in enumerate(args)}
         arguments |= {f"{ARGUMENT}{name}": value for name, value in kwargs.items()}

@@ -12,7 +12,7 @@ from ..runtime.cache import LeastRecentlyUsed
 from .object_graph import ObjectGraph, storage_of
 from .object_walker import walk
 
-# The maximum number of captured results of one function. A result's key has the arrays' shapes and dtypes, and all other arguments.
+# The maximum number of captured results of one function.
 _MAX_CAPTURED = 64
 
 # Identifies a tensor's values: the id of its storage, and torch's version counter (None for an inference tensor, which has none).
@@ -24,10 +24,10 @@ class StateChangeDetector:
 
     Args:
         roots: the roots, by name.
-        ignored: tensors whose values are not compared, because each call replaces these tensors by its own.
+        ignored: tensors whose values are not compared, because each call puts its own tensors in their places.
 
     Attributes:
-        captured: results for the current state, by keys that the caller chooses. A change of the state clears the results.
+        captured: the caller's results for the current state, by the caller's keys. A change of the state clears the results.
     """
 
     def __init__(self, roots: dict[str, Any], ignored: Collection[torch.Tensor] = ()) -> None:
@@ -40,7 +40,7 @@ class StateChangeDetector:
         self.captured: LeastRecentlyUsed[Any] = LeastRecentlyUsed(_MAX_CAPTURED)
 
     def stamp(self) -> int:
-        """Returns a number that changes when an object has changed since the last call. Only a change causes another walk."""
+        """Returns a number, which is larger than at the last call if an object has changed. Without a change there is no new walk."""
         with capture_lock.exclusive():
             if self._graph is None or list(map(state_of, self._tensors)) != self._states or not self._graph.is_unchanged():
                 self._graph = walk(self._roots)

@@ -37,7 +37,7 @@ def _results(queries: Any) -> tuple[Any, ...]:
 
 
 def _matmul_precision() -> str | None:
-    """Returns the float32 matmul precision; None if torch raises because its newer precision settings contradict this older setting."""
+    """Returns the float32 matmul precision. None if torch raises an error because its newer precision settings contradict this setting."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -23,7 +23,7 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 # The flag of classes that are created at run time, as all classes of Python code are (Py_TPFLAGS_HEAPTYPE).
 HEAP_TYPE = 1 << 9
 
-# The number of globals of a named tuple's constructor: `__name__`, `__builtins__`, and the constructor of tuples.
+# The number of globals of a named tuple's constructor: `__name__`, `__builtins__` and `_tuple_new`.
 _NAMEDTUPLE_GLOBALS = 3
 
 
@@ -105,5 +105,5 @@ def is_trusted_class(kind: type) -> bool:
 
 
 def is_own(value: Any) -> bool:
-    """True for an instance of a class in guards/ or training/, such as a compiled step, which the step's function can reach by its name."""
+    """True for an instance of a class in guards/ or training/. A step may reach such objects: its name refers to the compiled step."""
     return module_of(type(value)).startswith(("dynaxla.guards", "dynaxla.training"))

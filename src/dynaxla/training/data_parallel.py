@@ -1,8 +1,8 @@
 """DistributedDataParallel inside a step: the gradients are averaged by a collective that is recorded like any other op.
 
 torch's own reducer is C++ code that copies gradients to and from its buckets, which cannot be recorded. Inside a step the module is
-called without its reducer, and at the end of each backward pass all gradients go through one functional all-reduce per dtype, in the order
-of the parameters, on every process.
+called without its reducer. At the end of each backward pass, all gradients of one dtype go through one functional all-reduce, in the order
+of the parameters, which is the same on every process.
 """
 
 from __future__ import annotations

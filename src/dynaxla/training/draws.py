@@ -1,7 +1,8 @@
 """Finds random draws that a step repeats. `torch.utils.checkpoint` restores the generator's state before it recomputes a region.
 
-A *draw* is a call of a random op. An op on fake tensors does not advance torch's generator, so the recording itself draws one number. If
-two draws of an op begin with the generator in the same state, the later draw repeats the earlier draw: both give the same numbers.
+A *draw* is a call of a random op. Random ops on fake tensors do not advance torch's generator. So the recording itself draws one number
+from the generator at each draw. If two draws of an op begin with the generator in the same state, the later draw repeats the earlier draw,
+and must give the same numbers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Draws:
         """Returns the key of a draw, and advances the generator by one number.
 
         The key has the op, the device, the generator's state before the draw, the shapes and dtypes of tensors, and the other arguments.
+        Draws with equal keys give the same numbers, unless the op depends on tensors' values (see `depends_on_values`).
         """
         tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
         others = [str(item) for item in tree_flatten((args, kwargs))[0] if not isinstance(item, torch.Tensor)]
@@ -70,7 +72,7 @@ def depends_on_values(op: Any) -> bool:
 
 
 def have_equal_values(first: Any, second: Any, first_draws: dict[Node, Node]) -> bool:
-    """True if two arguments have the same value: equal constants, or nodes that the same ops compute from the same nodes.
+    """True if two arguments of nodes have the same value: equal constants, or nodes that the same ops compute from the same nodes.
 
     Args:
         first: a node, a constant, or a sequence of nodes and constants.

@@ -1,9 +1,9 @@
 """The collectives of a step in eager mode: the same calls as in a program of the step.
 
-If several processes train together, one process may run a step in eager mode, because the step prints or has a batch of another size, while
-another process replays a program. The collectives of these processes have to match in type, order and contents. So in eager mode, too, the
-modules of torch.distributed use the functional collectives of a program (parallel_modules.py), and each collective is compared with the
-collectives of the other processes (runtime/collective_agreement.py).
+If several processes train together, one process may run a step in eager mode, because the step prints or has a batch of another size. At
+the same time another process may replay a program. The collectives of these processes have to match in type, order and contents. So in
+eager mode, too, the modules of torch.distributed use the functional collectives of a program (parallel_modules.py). Each collective is
+compared with those of the other processes (runtime/collective_agreement.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .parallel_modules import ParallelModules
 def program_collectives(modules: ParallelModules) -> Iterator[None]:
     """Inside the context, in this thread, modules and `torch.distributed` call the collectives that a program of the step calls.
 
-    If a module's collectives cannot be part of a program (`ParallelModules.why_not`), all modules use torch's own, on every process alike.
+    If one module's collectives cannot be part of a program (`ParallelModules.why_not`), all modules use torch's own collectives, on every
+    process alike.
     """
     modules.prepare()
     if modules.why_not():

@@ -2,8 +2,8 @@
 
 torch's own hooks resize and fill the memory of unsharded parameters, which cannot be recorded. Inside a step these hooks are replaced. When
 a module of a parameter group is called, the group's parameters are gathered, by one collective for each dtype. If the group is resharded
-after its forward pass, autograd saves no unsharded parameters, and the backward pass gathers the parameters again. The gradients of a group
-are reduced by one collective, as soon as all of them have been computed.
+after its forward pass, autograd saves no unsharded parameters, and the backward pass gathers the parameters again. As soon as all gradients
+of a group have been computed, one reduce-scatter reduces them, followed by one all-reduce if the shards have replicas.
 """
 
 from __future__ import annotations
@@ -72,12 +72,15 @@ class _StepCall:
             group.reshard()
 
     def begin(self, state: _ShardedState) -> bool:
-        """Handles the call of a module of a state. Returns: True if this is the outermost forward pass."""
+        """Begins an outermost forward pass, if a module of `state` begins one. Returns: True if it does.
+
+        It does not inside another state's forward pass, or in a backward pass.
+        """
         if self.root not in (None, state) or private.backward_id() != -1:
             return False
         self.end()  # in case an earlier forward pass has raised
         self.root, self._is_finish_scheduled = state, False
-        if private.saved_tensor_hooks() is None:  # hooks of the user would have to apply to parameters, too
+        if private.saved_tensor_hooks() is None:  # the user's own hooks must get the parameters, too
             self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
         return True
 
@@ -118,7 +121,7 @@ class _StepCall:
         return _SavedView(*position, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        """Returns the tensor for an object that `pack` returned; the parameters are gathered if they have been freed."""
+        """Returns the tensor for an object that `pack` returned. If its parameter has been freed, the group is gathered again."""
         if not isinstance(saved, _SavedView):
             assert isinstance(saved, torch.Tensor)
             return saved
@@ -149,7 +152,7 @@ class _SavedView:
 
 
 def _view(value: torch.Tensor, size: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
-    """Returns a view of a value's storage with this geometry: if possible a permutation, which XLA runs faster than as_strided."""
+    """Returns a view of a value's storage with this geometry. If possible it is a permutation, which XLA runs faster than as_strided."""
     dims = list(zip(value.shape, value.stride(), strict=True))
     wanted_dims = list(zip(size, stride, strict=True))
     if offset != value.storage_offset() or sorted(dims) != sorted(wanted_dims):
@@ -175,7 +178,7 @@ class _ShardedState:
             self._pending_modules.update(fsdp.modules_of(self.state))
         if self._call.begin(self):
             args, kwargs = fsdp.to_device(self.state, args, kwargs)
-        # The state's groups are read at every call, so that their settings and unreduced gradients are among the state that is guarded.
+        # The state's groups are read at every call, so that the guards see their settings and unreduced gradients.
         for group, _ in zip(self.groups, fsdp.groups_of(self.state), strict=True):
             group.unshard()
         return fsdp.cast_inputs(self.state, args, kwargs)
@@ -203,7 +206,7 @@ class _ShardedState:
                 _register_hook(tensor, self._pre_backward)
 
     def _pre_backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Runs when a backward pass reaches the state's modules: gathers the parameters for regions that are recomputed."""
+        """Runs when a backward pass reaches the state's modules. Gathers the parameters, because checkpointed regions may be recomputed."""
         self._call.schedule_finish()
         for group in self.groups:
             if group.group.unshard_in_backward:
@@ -222,13 +225,13 @@ class _ParameterGroup:
     def __init__(self, group: fsdp.Group, call: _StepCall) -> None:
         self.group, self._call = group, call
         self.unsharded: list[torch.Tensor] | None = None
-        # True if a backward pass has used the unsharded parameters: the next use needs a new autograd node.
+        # True if a backward pass has used the unsharded parameters. The next `unshard` then makes a new autograd node.
         self._is_used_in_backward = False
         # True if the running backward pass has reduced the group's gradients.
         self._is_reduced = False
 
     def unshard(self) -> None:
-        """Gives modules unsharded parameters, and gathers these if necessary."""
+        """Gives modules their unsharded parameters, and gathers the parameters if no module has them."""
         parameters = self.group.fsdp_params
         if self.unsharded is None:
             with torch.no_grad():
@@ -250,7 +253,7 @@ class _ParameterGroup:
         return self.unsharded[index]
 
     def end_forward(self) -> None:
-        """Runs after the group's modules: frees the parameters if the group is freed after its forward pass."""
+        """Runs after the group's modules: frees the unsharded parameters if the group is resharded after its forward pass."""
         if fsdp.is_resharded_after_forward(self.group):
             self.reshard()
 
@@ -273,7 +276,7 @@ class _ParameterGroup:
             self._reduce_gradients()
 
     def end_backward(self) -> None:
-        """Runs at the end of a backward pass: reduces gradients of earlier passes, if this pass computed none for the group."""
+        """Runs at the end of a backward pass. If this pass has computed no gradients for the group, reduces those of earlier passes."""
         with torch.no_grad():
             if not self._is_reduced:
                 self._reduce_gradients()

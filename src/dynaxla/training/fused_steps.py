@@ -1,4 +1,4 @@
-"""Fused optimizer steps in a recorded graph. Each step is one node, whether its settings are Python numbers or tensors."""
+"""Fused optimizer steps in a recorded graph. Each fused step is one node, whether its settings are Python numbers or tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Tensors = Sequence[torch.Tensor]
 class FusedStep:
     """A callable that takes the arguments of one of torch's fused optimizer steps, and writes to the same tensors.
 
-    A number among the arguments, such as the learning rate, may also be a float64 tensor of rank 0.
+    A number among the arguments, such as the learning rate, may also be a float64 tensor of rank 0. If one is, the functional op of
+    lowering/ops/fused_optimizers.py computes new values, which are copied to the tensors. Otherwise torch's op runs.
 
     Attributes:
         op: torch's op, which writes in place.
@@ -46,7 +47,7 @@ class FusedStep:
         if not tensor_settings:
             self.op(*lists, grad_scale=grad_scale, found_inf=found_inf, **settings)
             return
-        # The schema needs a float for each of them, and the op ignores the float: it reads the tensor with this name.
+        # The functional op's schema needs a float for each setting. The op ignores this float and reads the tensor with the same name.
         settings |= self._functional_settings | dict.fromkeys(tensor_settings, 1.0)
         new = self._functional(*lists, list(tensor_settings.values()), grad_scale, found_inf, names=list(tensor_settings), **settings)
         params, grads, *states = lists[: self.written_list_count]
@@ -60,7 +61,7 @@ class FusedStep:
 _STEPS = [
     FusedStep(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
     FusedStep(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
-    # torch 2.13's CPU kernel has errors of 0.1 and more for 48 or more elements of bfloat16 or float16; for 8 elements it is correct.
+    # torch 2.13's CPU kernel of fused SGD has errors of 0.1 and more for 48 or more elements of bfloat16 or float16 (none for 8 elements).
     FusedStep(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, supports_half=False),
 ]
 

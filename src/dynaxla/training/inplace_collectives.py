@@ -1,6 +1,6 @@
 """In-place collectives (`dist.all_reduce(x)`), expressed by functional collectives, which can be recorded.
 
-Each function here returns a finished `Work` object: it has called `wait_tensor`, and copied the result into the caller's tensor.
+Each collective here returns a finished `Work` object: `wait_tensor` has been called, and the result is in the caller's tensors.
 """
 
 from __future__ import annotations

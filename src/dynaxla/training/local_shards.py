@@ -1,7 +1,7 @@
 """Fused optimizer steps on DTensors. A fused step is elementwise, so each process updates its local shards.
 
-DTensor's own dispatch is not used: it accepts no list that mixes DTensors and plain tensors, and it compares the learning rate, which must
-stay an input of the program.
+DTensor's own dispatch is not used: it accepts no list that mixes DTensors and plain tensors. It also compares the values of learning rates,
+which a recording must not do, because learning rates are inputs of the program.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class RecordedGraph:
 
     Args:
         graph: the graph, without an output node. The constructor changes the graph.
-        placeholders: the graph's inputs: tensors and traced numbers (see `traced_numbers.mark_number`).
+        placeholders: the graph's inputs: tensors, and Python numbers that `traced_numbers.mark_number` has marked.
         outputs: the nodes whose values a run returns.
         constants: the tensors that the graph refers to by name.
     """
@@ -92,8 +92,8 @@ class RecordedGraph:
     def run(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """Runs the program, then the updates, and returns the outputs.
 
-        Inputs that the graph writes to are written only if the program succeeds. On a GPU, where the host does not wait for the program,
-        the updates check its success on the device.
+        The graph's inputs are written only if the program succeeds. On a GPU the host does not wait for the program, so the updates check
+        on the device whether it has succeeded.
 
         Args:
             values: tensors and floats for the placeholders; None for placeholders that are not in `used_positions`.

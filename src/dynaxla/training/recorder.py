@@ -1,7 +1,7 @@
-"""Records a function as a graph of all ATen ops below autograd, with the ops of its backward pass and its optimizer.
+"""Records a function as a graph of all ATen ops below autograd: those of the forward pass, the backward pass and the optimizer.
 
-The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that it reads (parameters, buffers,
-optimizer state) become inputs. Ops that write are recorded as they are; AOTAutograd functionalizes them later.
+The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that the function reads (parameters,
+buffers, optimizer state) become inputs. Ops that write are recorded as they are; AOTAutograd functionalizes them later.
 """
 
 from __future__ import annotations
@@ -52,16 +52,20 @@ from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, WITHOUT_VALUE_READS, in_
 class Recorder:
     """Records the graph of one run of a function.
 
+    Args:
+        tensors: the real tensors that the function may read, by path (see `Snapshot`).
+        seed: the seed of the traced numbers' stand-ins (traced_numbers.py).
+
     Attributes:
         graph: the recorded ops.
         tensor_placeholders: placeholders of real tensors, by path.
-        number_placeholders: placeholders of traced numbers, which are float64 tensors of rank 0.
+        number_placeholders: the traced number of each of its placeholders, which are float64 tensors of rank 0.
         constants: tensors that the function makes from Python numbers, by their names in the graph.
-        table: the traced numbers.
+        traced_numbers: the traced numbers.
         mode: the fake tensor mode of the recording.
         arrays: tensors in the memory of NumPy arrays that may be inputs, by path.
         arrays_read: the paths of arrays whose values have been read.
-        refused: the error of the first op, or of the first read of a value, that could not be recorded; None if all were.
+        refused: the error of the first op or value read that could not be recorded; None if all were recorded.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int, arrays: Mapping[str, torch.Tensor], arrays_read: set[str]) -> None:
@@ -76,6 +80,7 @@ class Recorder:
         self._paths = {id(tensor): path for path, tensor in self._tensors.items()}
         self._is_making_constant = False
         self._foreign_constants: list[tuple[FakeTensor, torch.Tensor, torch.Tensor]] = []
+        # By the id of a tensor: the node of a fake tensor, the real tensor of a fake tensor, and the fake tensor of a real tensor.
         self._nodes: dict[int, Node] = {}
         self._originals: dict[int, torch.Tensor] = {}
         self._fakes: dict[int, FakeTensor] = {}
@@ -92,7 +97,7 @@ class Recorder:
         """Runs the function, and returns its result, in which tensors are fake.
 
         Raises:
-            CaptureError: Python needs a value, or an op cannot be recorded.
+            CaptureError: Python needs a tensor's value, or an op cannot be recorded.
             TracedNumberInspected: Python reads the value of a traced number.
             Exception: any exception of the function.
         """
@@ -154,7 +159,8 @@ class Recorder:
                 functional_result = inplace_collectives.run_as_functional(op, args)
             if functional_result is not NotImplemented:
                 return functional_result
-        is_wait = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for a collective that the step itself has called
+        # A wait for a fake tensor belongs to a functional collective that the step itself has called.
+        is_wait = op._schema.name == WAIT and isinstance(args[0], FakeTensor)
         if op.namespace in NAMESPACES and not (is_wait or op._schema.name in COLLECTIVES):
             hint = "compile only the model, with torch.compile(model, backend='dynaxla'): the other calls then run as usual"
             raise CaptureError(f"the step calls {op}, a collective or another op that runs in the background", op=str(op), hint=hint)
@@ -169,7 +175,7 @@ class Recorder:
             raise CaptureError(f"the step passes a torch.Generator to {op}", op=str(op), hint=hint)
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return args[0] if self._view_of(args[0]) is not None else self._constant(args[0])
-        if op is aten._assert_async.default:  # AOTAutograd removes it as dead code (torch 2.13)
+        if op is aten._assert_async.default:  # AOTAutograd removes this overload as dead code (torch 2.13)
             op, args = aten._assert_async.msg, (*args, "Expected Tensor with single nonzero value, but got zero")
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
         if op is aten.pow.Scalar and in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
@@ -205,11 +211,7 @@ class Recorder:
     def _record_draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Records an op that draws random numbers. A repeated draw is recorded as a copy of the first draw's result.
 
-        Args:
-            op: the op.
-            args: its positional arguments, with fake tensors.
-            kwargs: its keyword arguments, likewise.
-            result: its result, with fake tensors.
+        The tensors in `args`, `kwargs` and `result` are fake.
         """
         tensors = [item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor)]
         draw_key = self._draws.next_key(op, args, kwargs, tensors[0].device)
@@ -227,7 +229,7 @@ class Recorder:
             raise CaptureError(
                 f"the step restores the state of torch's generator, and calls {op} with other arguments", op=str(op), hint=hint
             )
-        # The copy of the first result is right behind the node of the first draw, because the step may have written to the result since.
+        # The first result is copied right after the node of the first draw, because the step may have written to the result since.
         copies = []
         for index, fake in enumerate(tree_flatten(first_result)[0]):
             value = node if isinstance(first_result, torch.Tensor) else self._nodes[id(fake)]
@@ -240,7 +242,7 @@ class Recorder:
         return copies[0] if isinstance(result, torch.Tensor) else type(result)(copies)
 
     def _traced_numbers_in(self, values: Any) -> list[TracedNumber]:
-        """Returns the traced numbers that floats in nested containers stand for."""
+        """Returns the traced numbers whose stand-ins are in nested containers."""
         return [number for item in tree_flatten(values)[0] if (number := self.traced_numbers.find(item)) is not None]
 
     def _record_fused_step(self, step: FusedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -253,7 +255,7 @@ class Recorder:
                     hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
                     message = "an optimizer's setting is a tensor, and the step needs its value in Python"
                     raise CaptureError(message, op=str(step.op), hint=hint)
-                if not number:  # torch's step ignores a setting, such as weight_decay, that is 0
+                if not number:  # torch's step ignores a setting of 0, such as weight_decay; the test becomes a condition
                     settings[key] = 0.0
                     continue
             settings[key] = self._as_tensor(value)
@@ -283,7 +285,10 @@ class Recorder:
         self._kept_alive.append(fake)
 
     def _fake(self, tensor: torch.Tensor) -> FakeTensor:
-        """Returns the fake tensor of a tensor that the function uses. A real tensor becomes an input."""
+        """Returns the fake tensor of a tensor that the function uses. A real tensor becomes an input, or a view of an input.
+
+        Raises: CaptureError for a real tensor without a path, unless it is a view of a tensor with a path.
+        """
         if isinstance(tensor, FakeTensor):
             return tensor
         fake = self._fakes.get(id(tensor))
@@ -318,9 +323,9 @@ class Recorder:
         return fake
 
     def _view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the tensor or array with a path whose memory contains a tensor's memory, such as the parameter for `parameter.data`.
+        """Returns the tensor with a path, or the array as a tensor, that `tensor` is a view of; None if there is none.
 
-        Returns None if there is none.
+        For `parameter.data`, for example, the parameter is returned.
         """
         if tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
             return None
@@ -351,7 +356,7 @@ class Recorder:
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
         """Adds a constant to the graph, for a tensor that the function has made from numbers."""
-        if not self._is_making_constant:  # `torch.Tensor(array)` copies an array without calling its methods
+        if not self._is_making_constant:  # `torch.Tensor(array)` reads an array unnoticed, so arrays of this size count as read
             self.arrays_read |= {path for path, array in self.arrays.items() if array.numel() == tensor.numel()}
         name = f"constant_{len(self.constants)}"
         with _disable_current_modes():
@@ -379,9 +384,9 @@ class Recorder:
         return {path for path, storage in storages.items() if storage in self._written_storages()} if storages else set()
 
     def _check_foreign_constants(self) -> None:
-        """Checks tensors that the step makes in memory that is not torch's, such as the memory of a NumPy array.
+        """Checks constants that the step makes in memory that torch has not allocated, such as the memory of a NumPy array.
 
-        Raises: CaptureError if that memory was written to after the tensor was made: the program has only a copy.
+        Raises: CaptureError if that memory was written to after the constant was made: the program has only a copy.
         """
         if not self._foreign_constants:
             return
@@ -400,7 +405,7 @@ class Recorder:
                 raise CaptureError(f"the step changes the shape of a tensor from {before} to {after}", hint="make a new tensor in the step")
 
     def _traced_number_of(self, tensor: torch.Tensor) -> float:
-        """Returns a float that stands for a tensor's only element: C++ reads the element for an op that takes a number."""
+        """Returns a stand-in for a tensor's only element, which torch's C++ code reads in order to pass it to an op that takes a number."""
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
@@ -455,8 +460,8 @@ def _getitem(values: Any, index: int) -> Any:
 def _distinct(results: Any) -> Any:
     """Returns an op's results as distinct tensors.
 
-    Some fake implementations return one tensor twice; the fake tensor cache then returns two tensors. Without this function, two
-    recordings of a step would differ.
+    Some fake implementations return one tensor twice. At a later call, the cache of fake tensors returns two tensors instead. Without this
+    function, two recordings of a step would differ.
     """
     if not isinstance(results, (tuple, list)):
         return results
@@ -485,7 +490,7 @@ class _RecordingMode(TorchDispatchMode):
                 return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
             args, kwargs = local
         try:
-            with private.without_torch_function():  # any reads of tensors' values inside are not the step's own reads
+            with private.without_torch_function():  # value reads by the recorder are not the step's own reads
                 return self._recorder.call(op, args, kwargs or {})
         except _RECORDING_ERRORS as error:
             self._recorder.refused = self._recorder.refused or error
@@ -493,7 +498,7 @@ class _RecordingMode(TorchDispatchMode):
 
 
 class _RecordingFunctionMode(TorchFunctionMode):
-    """Refuses functions that would copy a tensor's values to Python, and records tensors that are made from traced numbers."""
+    """Refuses functions that read tensors' values in Python, and records tensors that are made from traced numbers or arrays."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -512,7 +517,8 @@ class _RecordingFunctionMode(TorchFunctionMode):
                 numbers[0].dynaxla_inspect()
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _tensor_from_array(function, args[0], **(kwargs or {}))
-            return self._recorder.constant_from_python(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
+            # torch.tensor in place of torch.as_tensor, which does not reach the dispatcher.
+            return self._recorder.constant_from_python(torch.tensor, args, kwargs or {})
         if self._recorder.arrays:
             tracked_arrays.mark_read((args, kwargs))
         if function in VALUE_READS:

@@ -44,7 +44,7 @@ _reference_counts: dict[int, int] = {}
 
 @contextlib.contextmanager
 def replaced_param_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[str, Any]]]]) -> Iterator[None]:
-    """Inside the context, and in this thread only, these optimizers have these parameter groups."""
+    """Inside the context, and in this thread only, each of these optimizers has the parameter groups that are next to it in `groups`."""
     before = getattr(_thread, "groups", {})
     with _lock:
         for optimizer, _ in groups:
@@ -65,7 +65,7 @@ def replaced_param_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence
 
 
 class InKernelFakeMode:
-    """The fake mode of a tracing context in which compiled functions run as plain Python, because the mode claims to be inside a kernel.
+    """Stands for the fake mode of a tracing context. It claims to be inside a kernel, so `torch.compile`d functions run as plain Python.
 
     DTensor enters the current fake mode to find the metadata of ops' results. Entering this object gives DTensor a new fake mode, without
     the other dispatch modes.

@@ -1,8 +1,8 @@
 """The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
 Results and changes are stored as *templates*. In a template, an `Output`, `ObjectAtPath` or `ComputedNumber` stands for an item that may
-differ between calls: an output of the program, an object with a path, a number computed from other numbers. After the program has run,
-`build` returns the template with the items of the call.
+differ between calls: an output of the program, an object that each call finds by its path, a number computed from other numbers. After the
+program has run, `build` returns the template with the items of the call.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Recording:
         outputs: fake tensors that are the program's outputs.
         result: templates of the leaves of the return value.
         spec: the `TreeSpec` of the return value.
-        changes: the template of each changed place's new value, by place.
+        changes: the template of the new value of each changed place (entry of a container, guards/slots.py), by place.
         requires_grad: the new `requires_grad` of each leaf tensor for which the function changes it, by path.
     """
 
@@ -92,7 +92,7 @@ class Recording:
         path = self._snapshot.path_of(tensor)
         if path is None:
             raise CaptureError("the step changes requires_grad of a tensor that later calls cannot find", hint="pass it as an argument")
-        # A call may release a gradient before the program runs.
+        # The gradient may have no path after the program, because a call may release it before.
         if path in self._snapshot.surroundings.gradients | self._snapshot.arguments.gradients:
             raise CaptureError(f"the step changes requires_grad of {path}", hint="detach the gradient, and use the result")
         return path
@@ -164,11 +164,11 @@ class Recording:
         return ContainerTemplate(lambda pairs: cls.__tensor_unflatten__(constants | dict(pairs), context, size, stride), parts)
 
     def initial_values(self, snapshot: Snapshot) -> dict[Place, Any]:
-        """Returns, by place, the new values that can be computed before the step, because they depend only on unchanged surroundings.
+        """Returns, by place, the new values that can be computed before the step: they depend only on tensors as they are before the step.
 
         An example is the zeros with which Adam begins.
         """
-        # Tensors of models among the arguments are excluded: a later call may have another model, whose first call computes its own values.
+        # Values that depend on a model among the arguments are left out: a later call may have another model, and computes its own values.
         tensors = {path: value for path, value in snapshot.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
         computed = self._evaluate([self.recorder.node(output) for output in self.outputs], tensors)
         initial: dict[Place, Any] = {}
@@ -179,12 +179,7 @@ class Recording:
         return initial
 
     def _evaluate(self, outputs: Sequence[Node], tensors: Mapping[str, torch.Tensor]) -> dict[Node, torch.Tensor]:
-        """Returns the values of those nodes in `outputs` that depend only on some tensors' values from before the step.
-
-        Args:
-            outputs: the nodes.
-            tensors: the tensors by path.
-        """
+        """Returns the values of those nodes in `outputs` that depend only on constants and on `tensors` as they are before the step."""
         needed = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
             if node in needed:
@@ -267,15 +262,10 @@ class Recording:
         return "", ""
 
     def _gives_equal_results(self, template: Any, other: Recording, other_template: Any, pairs: Mapping[Node, Node]) -> bool:
-        """True if two templates give equal results.
+        """True if a template of this recording and a template of the other recording give equal results.
 
-        Python values in the templates have to be equal, because a replayed program repeats these values.
-
-        Args:
-            template: a template of this recording.
-            other: the other recording.
-            other_template: a template of the other recording.
-            pairs: the node of the other recording for each node of this one.
+        Python values in the templates have to be equal, because a replayed program repeats these values. `pairs` has the node of the other
+        recording for each node of this one.
         """
         if type(template) is not type(other_template):
             return False
@@ -294,14 +284,13 @@ class Recording:
 
 
 class _NodePairs:
-    """The pairs of equal nodes of two recorded graphs, the second of which takes as inputs some values that the first computes.
+    """The pairs of equal nodes of two recorded graphs. The values of the first graph's `initial_nodes` are inputs of the second graph.
 
     Attributes:
-        found: For each node of the first graph, the node of the second.
+        found: the node of the second graph for each node of the first.
     """
 
     def __init__(self, recorder: Recorder, other: Recorder, initial_nodes: Collection[Node]) -> None:
-        """initial_nodes: the nodes of the first graph whose values are inputs of the second."""
         self._recorder, self._other, self._initial_nodes = recorder, other, initial_nodes
         self._paths = {node: path for path, node in recorder.tensor_placeholders.items()}
         self._other_paths = {node: path for path, node in other.tensor_placeholders.items()}
@@ -322,7 +311,7 @@ class _NodePairs:
         return len(nodes) == len(other_nodes) and all(map(self._pair, nodes, other_nodes))
 
     def _pair(self, node: Node, other: Node) -> bool:
-        """Pairs two nodes, if their targets and arguments are equal. Else returns False."""
+        """Pairs two nodes if their targets and arguments are equal. Returns False if they are not."""
         if node.op != other.op or (node.op == "call_function" and node.target is not other.target):
             return False
         if node.op == "get_attr":
@@ -335,7 +324,7 @@ class _NodePairs:
         return True
 
     def _are_equal(self, a: Any, b: Any) -> bool:
-        """True for an argument of a node and an argument of the other graph's node that are equal. NaN equals NaN."""
+        """True if two arguments are equal: one of a node of the first graph, and one of a node of the second. NaN equals NaN."""
         if isinstance(a, Node) and isinstance(b, Node):
             if a in self.found:
                 return self.found[a] is b
@@ -359,7 +348,7 @@ def _is_shareable(value: Any) -> bool:
 
 
 def _is_pure(node: Node) -> bool:
-    """True if a node is deterministic and has no effects. A collective has effects: other processes may not call it now."""
+    """True if a node is deterministic and has no effects. A collective is not pure: other processes may not call it at the same time."""
     op = node.target
     if written_nodes(node) or is_collective(node):
         return False
@@ -372,7 +361,7 @@ class ContainerTemplate:
 
     Attributes:
         make: makes the container from its (key, item) pairs.
-        items: pairs of templates: a key, None for a list or set, and an item.
+        items: (key, item) pairs of templates. In a list or set the keys are None.
     """
 
     make: Callable[[list[tuple[Any, Any]]], Any]

@@ -1,7 +1,8 @@
-"""The programs of a step: a program is replayed, without the step's Python code, while no state that the step can read has changed.
+"""The programs of a step. A program replaces the step's Python code in every call whose state matches the recorded state.
 
 The function is recorded on fake tensors (recorder.py), once in the current state and once in the state after that call. If both recordings
-have the same program, as for most optimizers after their state has been created, that program serves all calls.
+have the same program, as for most optimizers after their state has been created, that program serves all calls. Otherwise the current state
+is recorded once more, and gets a program of its own.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_iterators, refuse_overlapping, refuse_shared_memory
 from .value_reads import ValueReadDetector
 
-# The maximum number of recordings of one capture. A recording is repeated if it runs new code, or if it reads the value of an input.
-_MAX_RECORDINGS = 6
+# The maximum number of attempts of one capture. An attempt ends early, and is repeated, if a recording in it runs new code or reads the
+# value of an input.
+_MAX_ATTEMPTS = 6
+# One seed per recording, so that two recordings have different stand-ins (traced_numbers.py).
 _seeds = itertools.count(1)
 _REFUSED = "refused"
 T = TypeVar("T")
@@ -61,8 +64,8 @@ class StepPrograms:
         self._function = function
         self._options = options
         self._guards = FunctionGuards(function, options.executables)
-        # For each key: programs, each with the conditions on numbers under which it may be replayed; `_REFUSED` in place of a program if
-        # the recording was refused under such conditions.
+        # For each key: programs, each with the conditions on numbers under which it may be replayed. `_REFUSED` is in place of a program if
+        # the recording under these conditions was refused.
         self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram | str]]] = LeastRecentlyUsed(options.executables)
         # The conditions of the last recording.
         self._conditions: Conditions = {}
@@ -74,18 +77,13 @@ class StepPrograms:
         self._modules = ParallelModules()
 
     def take_snapshot(self, args: Any, kwargs: Any) -> Snapshot:
-        """Returns a snapshot of the state before a call. Raises: CaptureError for state that cannot be compared."""
+        """Returns a snapshot of the state before a call. Raises: CaptureError for incomparable state and for an unsupported module."""
         self._modules.prepare()
         self._modules.refuse()
         return self._guards.take(args, kwargs)
 
     def difference(self, before: Any, snapshot: Snapshot) -> str:
-        """Returns the path of the first difference between a snapshot and an earlier one; "" if the path is not known.
-
-        Args:
-            before: the key of the earlier snapshot.
-            snapshot: the later snapshot.
-        """
+        """Returns the path of the first difference between an earlier snapshot, given by its key, and this one; "" if it is not known."""
         return self._guards.difference(before, snapshot.key)
 
     @property
@@ -100,14 +98,11 @@ class StepPrograms:
     def observe(self, snapshot: Snapshot | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
         """Runs the function in eager mode under observation.
 
-        Args:
-            snapshot: the state before the call; None for the first call, whose state is unknown.
-            args: the positional arguments.
-            kwargs: the keyword arguments.
+        `snapshot` is the state before the call; None for the first call, whose state is unknown.
 
         Returns:
-            The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
-            code or a new getter was called: then each state needs another call in eager mode.
+            The function's result. A message with the first effect that a program would not repeat; "" if there is none. True if code or a
+            getter (runtime/guards.py) was called that no earlier call has called: then each state needs another call in eager mode.
         """
         with (
             without_torch_compile(),
@@ -146,11 +141,11 @@ class StepPrograms:
         return (True, program.run(snapshot)) if isinstance(program, _RecordedProgram) else (False, None)
 
     def has_room(self, snapshot: Snapshot) -> bool:
-        """True if another program for this key may be added: the option `executables` limits the number of programs for each key."""
+        """True if another program for this state's key may be added: the option `executables` limits the programs of each key."""
         return len(self._programs.get(snapshot.key) or ()) < self._options.executables
 
     def has_programs(self, snapshot: Snapshot) -> bool:
-        """True if there are programs for this key, possibly under other conditions on numbers."""
+        """True if there are programs for this state's key, possibly under other conditions on numbers."""
         return bool(self._programs.get(snapshot.key))
 
     def is_refused(self, snapshot: Snapshot) -> bool:
@@ -158,11 +153,12 @@ class StepPrograms:
         return self._find(snapshot) == _REFUSED
 
     def _find(self, snapshot: Snapshot) -> _RecordedProgram | str | None:
+        """Returns the program, or `_REFUSED`, for this state. None if no recording's conditions hold, or if a number cannot be computed."""
         for conditions, program in self._programs.get(snapshot.key) or ():
-            with contextlib.suppress(ArithmeticError):  # such as a division by zero, which an eager call raises, too
+            with contextlib.suppress(ArithmeticError):  # such as a division by zero, which the call in eager mode then raises, too
                 if all(evaluate(comparison, snapshot.number_at) == outcome for comparison, outcome in conditions.items()):
                     if isinstance(program, _RecordedProgram):
-                        program.compute_numbers(snapshot)
+                        program.check_numbers(snapshot)
                     return program
         return None
 
@@ -175,25 +171,29 @@ class StepPrograms:
         """Records and compiles the step for the current state.
 
         Returns:
-            The program, and the values, by place, that `run_first` must put into places before the program runs.
+            The program, and the values that `run_first` must put into places (entries of containers, guards/slots.py) before it runs.
 
         Raises:
-            CaptureError: the step cannot be recorded. After this or any exception of the function, all state is as before.
+            CaptureError: the step cannot be recorded.
+            Refused: the step would have an effect that a program cannot repeat.
+
+        After these exceptions, and after exceptions of the function, all state is as before.
         """
         with capture_lock.exclusive(), metrics.timed("capture"):
             self._parallel_modules(args, kwargs).prepare()
-            for recordings in range(1, _MAX_RECORDINGS + 1):
+            for attempt in range(1, _MAX_ATTEMPTS + 1):
                 self._guards.forget_surroundings()  # numbers may have changed since the last snapshot
                 snapshot = self._guards.take(args, kwargs)
                 self._guards.check_reached(snapshot)
                 try:
                     return self._compile_for(snapshot, args, kwargs)
                 except TracedNumberInspected as error:
-                    others = self._changing_numbers(snapshot) if recordings > _MAX_RECORDINGS // 2 else ()
+                    # Half of the attempts find numbers one by one. Then all changing numbers are guarded by value at once.
+                    others = self._changing_numbers(snapshot) if attempt > _MAX_ATTEMPTS // 2 else ()
                     self._guards.compare_numbers({*error.places, *others})
                 except ValuesRead as error:
                     self._guards.compare_values(error.paths)
-                except _NewCode:
+                except _GuardsWidened:
                     continue
                 except (CaptureError, Refused):
                     if self._conditions:
@@ -245,10 +245,10 @@ class StepPrograms:
         finally:
             snapshot.restore()
 
-    # The following functions run once per state.
+    # The following functions run only during a capture.
 
     def _compile_for(self, snapshot: Snapshot, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
-        """Returns the program for this state, and the values, by place, that must be put into places before the program runs."""
+        """Records and compiles the step for this state. Returns: as `capture`."""
         self._first_call = None
         first = self._record(snapshot, args, kwargs)
         initial = first.initial_values(snapshot)
@@ -294,17 +294,19 @@ class StepPrograms:
         return self._guards.numbers(snapshot.surroundings) | self._guards.numbers(snapshot.arguments)
 
     def _changing_numbers(self, snapshot: Snapshot) -> dict[Place, Number]:
-        """Returns the numbers that would be traced, except for learning rates."""
+        """Returns the numbers that are inputs of a recording because they have changed. Learning rates are inputs anyway, and left out."""
         rates = {(path, "lr") for path in param_groups(snapshot.optimizers)}
         return {place: number for place, number in self._numbers(snapshot).items() if place not in rates}
 
     def _check_reusable(self, snapshot: Snapshot, recording: Recording) -> None:
         """Checks that a later call can reuse the program of this recording.
 
-        A step that compares numbers is not checked, because it may return to this state after some calls: a step that accumulates gradients
-        counts its calls up to a number.
+        A step that compares numbers may change Python state at every call, because it may return to this state after some calls. For
+        example, a step that accumulates gradients counts its calls up to a number.
 
-        Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice.
+        Raises:
+            CaptureError: any other step changes Python state at every call, so that no program could be used twice.
+            _GuardsWidened: the step has changed a number that has not changed before.
         """
         try:
             snapshot.put(recording.values_after(snapshot, {}))
@@ -312,14 +314,14 @@ class StepPrograms:
         finally:
             snapshot.restore()
         if is_number:
-            raise _NewCode
+            raise _GuardsWidened
         if differing and not recording.recorder.traced_numbers.conditions:
             hint = "change this value outside the step, or keep the number in a tensor"
             raise CaptureError(f"the step changes {differing} in Python at every call, and a program cannot do that", hint=hint)
 
     def _record(self, snapshot: Snapshot, args: Any, kwargs: Any) -> Recording:
-        """Records the function on fake tensors; all state that it changes is restored."""
-        # The recording may run code that no earlier call has run, and so change state that the snapshot does not include.
+        """Records the function on fake tensors. Afterwards all state that the function has changed is restored."""
+        # The snapshot is not enough to restore the state: the recording may run new code, which may change state outside the snapshot.
         everything = self._guards.take_everything(args, kwargs)
         refuse_iterators(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
@@ -329,7 +331,7 @@ class StepPrograms:
         self._conditions = recorder.traced_numbers.conditions
         metadata = MetadataSnapshot(everything.tensors, everything.objects)
         numbers = {place: recorder.traced_numbers.at(place, value) for place, value in self._numbers(snapshot).items()}
-        # During the recording, in this thread only, parameter groups have traced numbers, and step counts stay in tensors.
+        # Only this thread sees these groups, whose numbers are traced. Only in this thread, step counts stay in tensors (`compiling`).
         groups = _ParamGroups(snapshot.optimizers, numbers)
         numbers = {place: number for place, number in numbers.items() if place[0] not in groups.paths}
         try:
@@ -363,7 +365,8 @@ class StepPrograms:
 
         Raises:
             Refused: the function was stopped before an effect that a program would not repeat.
-            _NewCode: the function has run code that no earlier call has run.
+            CaptureError: the function has had such an effect, or has compared a class with torch.Tensor.
+            _GuardsWidened: the function has run code that no earlier call has run.
         """
         with guards.collected_getters() as getters:
             result, observation = observe(self._function, args, kwargs, refuse=True)
@@ -373,14 +376,11 @@ class StepPrograms:
             )
         refuse_comparing_classes(observation.codes)
         if self._widen_guards(observation, getters):
-            raise _NewCode
+            raise _GuardsWidened
         return result
 
     def _widen_guards(self, observation: Observation, getters: Set[Getter]) -> bool:
-        """Adds executed code and getters to the guards. Returns True if any is new.
-
-        New code or getters drop all programs, because their guards may have missed state.
-        """
+        """Adds executed code and getters to the guards. If any is new, returns True and drops all programs: their keys may lack state."""
         is_new = self._guards.widen(observation.codes, getters)
         if is_new:
             self._programs = LeastRecentlyUsed(self._options.executables)
@@ -388,12 +388,12 @@ class StepPrograms:
         return is_new
 
 
-class _NewCode(Exception):
+class _GuardsWidened(Exception):
     """Raised if a recording has run code that no earlier call has run, or has changed a number that was a constant so far."""
 
 
 class _ParamGroups:
-    """Copies of optimizers' parameter groups for a recording.
+    """Copies of optimizers' parameter groups for a recording, with traced numbers in the places of numbers.
 
     Attributes:
         copies: each optimizer with the groups that it has during the recording.
@@ -431,7 +431,7 @@ class _ParamGroups:
         return changes
 
 
-# The attribute in which an optimizer stores that it has to check whether its parameters support fused steps. Changes of this attribute are
+# True in this attribute means that an optimizer still has to check that its parameters support fused steps. Changes of the attribute are
 # ignored, because the recording causes them, not the user's code.
 _FUSED_CHECK_KEY = "_need_device_dtype_check_for_fused"
 
@@ -440,8 +440,8 @@ def _recording_settings(group: Mapping[str, Any], state: Mapping[Any, Any]) -> d
     """Returns the settings of a parameter group that differ during the recording. `state` is the optimizer's state.
 
     The recording prefers fused steps, which can run in torch's own memory (updates.py). Adam's step without fusion would have to be
-    `capturable`, and a capturable step divides by the learning rate: with a rate of 0, as at the start of a warmup, and second moments of 0
-    it gives NaN. The fused step does not.
+    `capturable`. A capturable step divides by the learning rate, and gives NaN if the learning rate and second moments are 0, as at the
+    start of a warmup. The fused step does not.
     """
     settings = {"capturable": True} if "capturable" in group else {}
     if "fused" in group and not group.get("differentiable") and all(parameter.is_floating_point() for parameter in group["params"]):
@@ -469,7 +469,7 @@ class _RecordedProgram:
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
         self._graph = RecordedGraph(recorder.graph, placeholders, outputs, recorder.constants)
-        # A program with collectives may fail because another process ends. Then the released gradients are put back.
+        # A program with collectives may fail because another process ends. Then the gradients that `run` has released are put back.
         self._has_collectives = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
@@ -492,8 +492,8 @@ class _RecordedProgram:
         """Uses the other program's executable if the XLA programs are equal. Returns True if the XLA programs are equal."""
         return self._graph.reuse_executable(other._graph)
 
-    def compute_numbers(self, snapshot: Snapshot) -> None:
-        """Computes all numbers of a call, before the call has any effect.
+    def check_numbers(self, snapshot: Snapshot) -> None:
+        """Checks, before a call has any effect, that all its numbers can be computed.
 
         Raises: ArithmeticError, as the step's Python code does, or for a number beyond its limit (`TracedNumbers.limits`).
         """
@@ -503,6 +503,7 @@ class _RecordedProgram:
                 raise OverflowError(f"{value} lies outside the range of the dtypes that the step converts it to")
 
     def _values(self, snapshot: Snapshot) -> list[Any]:
+        """Returns the tensors and floats for the graph's placeholders; None for placeholders that are not used."""
         values: list[Any] = [None] * len(self._inputs)
         for position in self._graph.used_positions:
             item = self._inputs[position]

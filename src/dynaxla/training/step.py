@@ -1,13 +1,13 @@
 """`compile_step`: for each call of a step, decides between the replay of a program, eager mode, and a recording.
 
-If the state and the arguments of a call have been recorded, the call runs a program and nothing else (replayed_steps.py). Any other call
-runs in eager mode and is observed. Only if the observed call does nothing that a program would not do (print, count, read values), the next
-call in the same state is recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always
-runs in eager mode: it shows which state the step can read. A step that repeatedly has effects backs off: it runs in eager mode without
-observation, for twice as many calls each time.
+A call whose state and arguments match a recorded call runs a program in place of the step's Python code (replayed_steps.py). The first call
+in a new state runs in eager mode and is observed. If that call has only computed with tensors (it has not printed, or read tensors'
+values), the next call in the same state is recorded and compiled. So every program repeats a step that has succeeded in eager mode. The
+very first call shows which state the step can read. A step that repeatedly does more than compute, or repeatedly meets new states, backs
+off: it runs in eager mode without observation, for twice as many calls each time.
 
-With `fullgraph` every call without a program is recorded at once, and refused before it has any effect if that fails. With several
-processes, each process decides alone: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
+With `fullgraph` every call without a program is recorded at once. If the recording fails, the call raises the error and has no effect.
+Each of several processes decides alone: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("dynaxla")
 
-# The maximum number of successive calls with new state or new arguments; the second number applies after a backoff. After as many calls the
-# step backs off: it runs unobserved for some calls. Calls with tensors of new shapes are not counted.
+# The number of calls in new states, without a replay between them, after which the step backs off: it runs unobserved for some calls. The
+# second number applies after a backoff. Tensors of new shapes do not count, up to the option `executables`.
 _MAX_NEW_STATES = 8
 _MAX_NEW_STATES_AFTER_BACKOFF = 2
-# The maximum number of successive calls that do something that a program would not do. The first call is not counted.
+# The number of calls that a program could not replace, without a replay between them, after which the step backs off. The first call does
+# not count.
 _MAX_FAILURES = 2
-# The number of calls of the first backoff. Each further backoff is twice as long, because an observed call takes as long as about twenty
-# unobserved calls.
+# The number of unobserved calls of the first backoff. Each further backoff is twice as long, because an observed call takes about as long
+# as twenty unobserved calls.
 _FIRST_BACKOFF = 256
 
 
@@ -57,32 +58,34 @@ def compile_step(
 
 
 def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None) -> Any:
-    """Compiles a training step to one program: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
+    """Compiles a training step to one XLA program.
 
-    The first two calls run in eager mode and are observed. A step that has done nothing but compute with tensors is recorded at the third
-    call and becomes one program without Python. All state that the function reads besides its arguments (modules, optimizers, closures,
-    globals) is guarded: if anything but tensors' values and numbers has changed, the step runs in eager mode once more, and is recorded
-    again. A Python number that changes, such as a learning rate or a counter, is an input of the program; comparisons of it are guarded.
-    State outside Python, such as files, is not guarded.
+    A training step is a function that runs a model, calls `loss.backward()`, steps an optimizer, and zeroes gradients. Its first two calls
+    run in eager mode and are observed. If the step has only computed with tensors, the third call records it as one program without Python.
+    All state that the function reads besides its arguments (modules, optimizers, closures, globals) is guarded. If anything but tensors'
+    values and numbers has changed, the step runs in eager mode once more, and is recorded again. A Python number that changes, such as a
+    learning rate or a counter, is an input of the program. If the step compares such a number, the outcome is guarded. State outside of
+    Python, such as files, is not guarded.
 
-    A step whose Python code has effects or reads values (prints, `if loss > 3`, `losses.append(loss.item())`, some schedulers) runs
-    in eager mode, and the log warns about it once. `dynaxla.metrics.snapshot()` counts these calls as "eager_steps". One of several
-    processes may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in
-    both.
+    A step runs in eager mode, with a warning in the log, if its Python code has effects or reads tensors' values: if it prints, for
+    example, or contains `if loss > 3` or `losses.append(loss.item())`. `dynaxla.metrics.snapshot()` counts calls in eager mode as
+    "eager_steps". One of several processes may run in eager mode while others replay the program: DistributedDataParallel and
+    `fully_shard` call the same collectives in both.
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
 
     Args:
-        function: ordinary code. Its return value may have tensors (they are detached), Python values, and containers of both. Without a
+        function: the training step. It may return tensors, Python values, and containers of both; returned tensors are detached. Without a
             function, `compile_step` returns a decorator: `@compile_step(options={...})`.
-        fullgraph: refuse a step that cannot be one program, at its first call, before it has any effect.
-        options: as for `torch.compile(..., backend="dynaxla", options=...)`, except for `sizes="buckets"` and `distributed="spmd"`.
+        fullgraph: True to raise CaptureError for a step that cannot be one program, at its first call, before it has any effect.
+        options: as for `torch.compile(..., backend="dynaxla", options=...)`, but without `engines`, `sizes="buckets"` and
+            `distributed="spmd"`.
 
     Raises:
-        OptionError: an option is not valid for a step.
+        OptionError: an option is not valid for a step, or `function` is not callable.
 
-    A call of the compiled step raises the function's exceptions, CaptureError (with fullgraph), and ExecutionError. A program that fails
-    has written nothing, unless torch's own in-place update after it runs out of memory.
+    A call of the compiled step raises the function's exceptions, CaptureError (with fullgraph), and ExecutionError. A step whose program
+    fails has written nothing. Only the in-place updates after the program may fail halfway, if torch runs out of memory.
     """
     if function is None:
         return functools.partial(compile_step, fullgraph=fullgraph, options=options)
@@ -116,11 +119,11 @@ class CompiledStep(Generic[P, R]):
         self._programs = StepPrograms(function, options)
         # The number of calls that will still run unobserved in this backoff, and the number of calls of the next backoff.
         self._eager_calls_left, self._next_backoff = 0, _FIRST_BACKOFF
-        # Since the last run of a program: the number of calls that did something that no program does, and of calls in a new state.
+        # Since the last replay: the number of calls that a program could not replace (`_MAX_FAILURES`), and of calls in new states.
         self._failures = self._new_states = 0
-        # The key of the last call's state, if no program was valid in it.
+        # The state's key in the last call for which there was no program.
         self._last_new_key: Any = None
-        # For each call that ran no program: the shapes of the tensors among its arguments.
+        # The shapes of the tensors among the arguments of calls in new states, since the last recording and the last new code.
         self._seen_shapes: set[tuple[torch.Size, ...]] = set()
         self._lock = forks.lock()
 
@@ -140,18 +143,16 @@ class CompiledStep(Generic[P, R]):
     def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the step. A step without a program is recorded at this call, as with `fullgraph`.
 
-        If the recording fails, the call runs in eager mode. Reports about programs, such as sharding/traffic.py, use this method.
+        If the recording fails, the call runs in eager mode, or raises the error with `fullgraph`. Reports about programs, such as
+        sharding/traffic.py, use this method.
         """
         with _running_steps, self._lock:
             return self._call(args, kwargs, record_now=True)
 
     def _call(self, args: Any, kwargs: Any, record_now: bool) -> Any:
-        """Runs a call.
+        """Replays a program, runs the function in eager mode, or records it.
 
-        Args:
-            args: the positional arguments.
-            kwargs: the keyword arguments.
-            record_now: True to record a call without a program even if no earlier call in this state has run in eager mode.
+        With `record_now`, a call without a program is recorded even if no earlier call in this state has run in eager mode.
         """
         if not record_now and not self._programs.has_run:
             return (
@@ -201,12 +202,12 @@ class CompiledStep(Generic[P, R]):
         return self._programs.run_first(program, initial, args, kwargs)
 
     def _run_observed(self, snapshot: Snapshot | None, args: Any, kwargs: Any) -> Any:
-        """Runs a call in eager mode, and counts it as a failure if a program would not have done the same."""
+        """Runs a call in eager mode. Except for the first call, it counts as a failure if a program would not have done the same."""
         metrics.add("eager_steps")
         is_first = not self._programs.has_run
         with without_cached_casts():
             result, reason, is_new = self._programs.observe(snapshot, args, kwargs)
-        if is_new and not is_first:  # each state needs another observed call
+        if is_new and not is_first:  # new code may read more state, so each state needs another observed call
             self._new_states += 1
             self._seen_shapes.clear()
         if reason and not is_first:
@@ -214,7 +215,7 @@ class CompiledStep(Generic[P, R]):
         return _detached(result)
 
     def _count_failure(self, reason: str) -> None:
-        """Counts a call that could not have run as a program. After several such calls in a row the step backs off."""
+        """Counts a call that a program could not replace. After several such calls, or calls in new states, the step backs off."""
         self._failures += 1
         if self._failures >= _MAX_FAILURES or self._new_states >= _MAX_NEW_STATES:
             if self._next_backoff == _FIRST_BACKOFF:
@@ -223,9 +224,9 @@ class CompiledStep(Generic[P, R]):
             self._failures, self._new_states = _MAX_FAILURES - 1, _MAX_NEW_STATES - _MAX_NEW_STATES_AFTER_BACKOFF
 
     def _handle_refusal(self, error: BaseException, args: Any, kwargs: Any) -> Any:
-        """Handles the error of a recording, which had no effects: runs the call in eager mode.
+        """Runs a call in eager mode whose recording was refused before it had any effect.
 
-        Raises: the error, with fullgraph.
+        Raises: the error, with fullgraph; a CaptureError in place of `Refused`.
         """
         if self._fullgraph:
             if isinstance(error, Refused):
@@ -250,7 +251,7 @@ class CompiledStep(Generic[P, R]):
 
     @property
     def eager_calls(self) -> int:
-        """The number of calls that run in eager mode before one is compiled, if all calls have the same state."""
+        """The number of calls that run in eager mode before the first recording, if all calls have the same state."""
         return 0 if self._fullgraph else 2
 
     @property
@@ -272,7 +273,7 @@ class CompiledStep(Generic[P, R]):
 
 
 def _detached(result: Any) -> Any:
-    """Returns a step's result with detached tensors, so that the result keeps no tensors alive that autograd has saved."""
+    """Returns a step's result with detached tensors. So the result does not keep the tensors alive that autograd has saved."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)
 
 

@@ -1,9 +1,9 @@
 """Python numbers that a recorded program takes as inputs, such as learning rates and counters.
 
-During a recording, a `TracedNumber` stands for such a number. Python arithmetic on traced numbers gives further traced numbers. The result
-of a comparison is that for the current value, and becomes a condition for replaying the program. A function of torch that is written in C++
-gets a random float, the *stand-in*, in place of a traced number. If a stand-in is among the arguments of an ATen op, the recorded op gets
-an input of the program. Any other read of the value ends the recording.
+During a recording, a `TracedNumber` stands for such a number. Python arithmetic on traced numbers gives further traced numbers. A
+comparison is answered for the current value, and the answer becomes a condition for replaying the program. A function of torch that is
+written in C++ gets a random float, the *stand-in*, in place of a traced number. If a stand-in then is among the arguments of an ATen op,
+the recorded op gets an input of the program in its place. Any other read of the value ends the recording.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TracedNumberInspected(Exception):
         self.places = places
 
 
-# The maximum number of conditions of a recording. A loop whose end depends on a number would make a condition in each iteration.
+# The maximum number of conditions of a recording. A loop whose end depends on a number makes a condition in each iteration.
 _MAX_CONDITIONS = 100
 
 
@@ -52,7 +52,7 @@ class TracedNumber(NumberTracer):
 
     @classmethod
     def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls a function of torch with stand-ins for the traced numbers among its arguments."""
+        """Calls a function of torch with stand-ins for the traced numbers among its arguments; outside the recording, with the numbers."""
         if not all(number.dynaxla_trace.is_recording() for number in traced_numbers_in((args, kwargs))):
             args, kwargs = tree_map(value_of, (args, kwargs or {}))
             return function(*args, **kwargs)
@@ -60,15 +60,15 @@ class TracedNumber(NumberTracer):
 
 
 def inspect(numbers: Sequence[TracedNumber]) -> NoReturn:
-    """Ends the recording, because the code needs the values of these numbers. Raises: TracedNumberInspected."""
+    """Ends the recording, because code needs the values of these numbers, of which there is at least one. Raises: TracedNumberInspected."""
     numbers[0].dynaxla_trace.inspect(*(number.dynaxla_formula for number in numbers))
     raise AssertionError
 
 
 def takes_stand_ins(function: Any) -> bool:
-    """True for a function of torch that may get stand-ins: a function that is written in C++, or an operator of tensors.
+    """True for a function of torch that may get stand-ins: a function that is written in C++, or an operator of torch.Tensor.
 
-    Any other function in Python could compare a stand-in with another number.
+    Any other Python function of torch could compare a stand-in with another number.
     """
     return not isinstance(function, types.FunctionType) or function in _OPERATORS
 
@@ -101,7 +101,7 @@ def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def is_exact(number: TracedNumber) -> bool:
-    """True if float64, the dtype of a program's inputs for numbers, represents a number exactly. The comparison becomes a condition."""
+    """True if float64, the dtype of a program's inputs for numbers, is exact for integers up to this one. The test becomes a condition."""
     return bool(abs(number) <= 2**53)
 
 
@@ -110,7 +110,7 @@ _CONVERTING_OPS = frozenset(("fill", "full", "full_like", "masked_fill", "scalar
 
 
 def check_conversions(op: torch._ops.OpOverload, numbers: Sequence[TracedNumber], tensors: Sequence[torch.Tensor]) -> None:
-    """Sets the limits of the numbers that an op converts to a dtype.
+    """Limits numbers to the range of the dtypes to which an op converts them.
 
     Args:
         op: an op of ATen.
@@ -135,7 +135,7 @@ class TracedNumbers(NumberTrace):
     Attributes:
         places: the places of all numbers.
         inspected: the places of numbers whose values Python has read.
-        limits: for a number, by its formula: the largest magnitude with which the program may run.
+        limits: the largest magnitude of a number with which the program may run, by the number's formula.
     """
 
     def __init__(self, seed: int) -> None:
@@ -157,7 +157,7 @@ class TracedNumbers(NumberTrace):
         self._thread = None
 
     def at(self, place: Place, value: Any) -> Any:
-        """Returns a traced number for the number `value` at a place, or one for each number of a tuple."""
+        """Returns a traced number for a number at a place; for a tuple of numbers, a tuple of traced numbers."""
         self.places.add(place)
         if isinstance(value, tuple):
             return tuple(TracedNumber(self, (operator.getitem, Input(place), formula_of(index)), item) for index, item in enumerate(value))
@@ -221,7 +221,10 @@ def _multiply(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 
 def _in_dtype_of(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Returns a number as a scalar tensor that does not change x's dtype in arithmetic, and is as precise as the op's computation dtype."""
+    """Returns a number as a tensor of rank 0, of a dtype that does not change x's dtype in arithmetic.
+
+    If x has a half type and a higher rank, the dtype is float32, in which ATen computes.
+    """
     if x.dtype in _HALF_TYPES and x.dim():
         return number.to(torch.float32)
     return number.to(x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
@@ -233,7 +236,7 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 def _rounded_once(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Wraps a function of (x, other): if x is a half-type tensor of rank 0, the function gets x in float32, and the result is rounded back.
 
-    Without the wrapper, a float32 scalar and a half-type tensor of rank 0 would give a float32 result.
+    Without the wrapper, a float32 number and a half-type tensor, both of rank 0, would give a float32 result.
     """
 
     def run(x: torch.Tensor, other: Any, *alpha: Any, **kwargs: Any) -> torch.Tensor:
@@ -251,7 +254,7 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
     """Returns alpha * other as an operand that does not change the dtype of `x` in arithmetic.
 
-    Both `alpha` and `other` may be a float64 tensor of rank 0 that is a traced number.
+    Each of `alpha` and `other` may be a traced number, which is a float64 tensor of rank 0.
     """
     if isinstance(alpha, torch.Tensor):
         return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _in_dtype_of(alpha, x) * other
@@ -273,10 +276,10 @@ def _device_setting(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def number_to_power(number: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    """Returns number ** exponent for a Python number, as a float64 tensor of rank 0.
+    """Returns number ** exponent for a traced number, which is a float64 tensor of rank 0.
 
-    For an optimizer's step count the result is float64: eager mode computes decay ** step count with Python floats, and in float32,
-    1 - 0.999 ** 1 has only three correct digits.
+    If the exponent is an optimizer's step count, the result is float64: eager mode computes decay ** step count with Python floats. In
+    float32, 1 - 0.999 ** 1 has a relative error of 1e-5.
     """
     if in_optimizer() and not exponent.dim() and exponent.dtype == torch.float32:
         return number ** exponent.to(torch.float64)

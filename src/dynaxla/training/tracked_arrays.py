@@ -1,6 +1,7 @@
-"""NumPy arrays during the recording of a step. A view that records reads replaces each array that may be an input of the program.
+"""NumPy arrays during the recording of a step.
 
-An array that Python reads cannot be an input. The contents of such an array are compared at every call.
+An array may be an input of the program only if Python does not read its values: the contents of an array that Python reads are compared at
+every call. So during a recording each array that may be an input is replaced by a view that records reads.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TrackedArray(np.ndarray[Any, Any]):
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, TrackedArray):  # creation of a view of a tracked array counts as a read: reads of that view are not recorded
+        if isinstance(source, TrackedArray):  # a new view of a tracked array counts as a read, because reads of the view are not recorded
             _record_read(source)
 
     def __getattribute__(self, name: str) -> Any:
@@ -61,9 +62,9 @@ TrackedArray.__module__, TrackedArray.__qualname__, TrackedArray.__name__ = "num
 
 
 def _record_read(array: TrackedArray) -> None:
-    """Records that the current thread reads an array, if it is the recording thread.
+    """Records that the current thread is about to read an array, if it is the recording thread.
 
-    Raises: Refused for a large array, before the read or write.
+    Raises: Refused for an array of more than `MAX_COMPARED_BYTES`, whose values cannot be compared at every call.
     """
     state = np.ndarray.__getattribute__(array, "__dict__")
     if state.get("dynaxla_thread") == threading.get_ident():
@@ -77,7 +78,7 @@ def _refuse(array: TrackedArray, action: str, detail: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns nested containers with plain arrays in place of tracked arrays, and records that these are read."""
+    """Returns nested containers with plain arrays in place of tracked arrays, and records a read of each tracked array."""
     if isinstance(value, TrackedArray):
         _record_read(value)
         return untracked(value)
@@ -95,7 +96,7 @@ def _recording_method(name: str) -> Any:
     return read
 
 
-# Python calls special methods without reading an attribute, so each of them records a read itself.
+# Python calls special methods without `__getattribute__`, so each of them records a read itself.
 for _name, _value in vars(np.ndarray).items():
     if _name.startswith("__") and callable(_value) and _name not in {*vars(TrackedArray), *vars(object), *_METADATA}:
         setattr(TrackedArray, _name, _recording_method(_name))
@@ -116,7 +117,7 @@ def untracked(array: TrackedArray) -> np.ndarray[Any, Any]:
 
 
 def mark_read(values: Any) -> None:
-    """Records reads of all tracked arrays in nested containers. The caller is about to call a function that reads them unrecorded."""
+    """Records reads of all tracked arrays in nested containers. Call it before a function that reads arrays without their methods."""
     _plain(values)
 
 
@@ -136,7 +137,7 @@ class TrackedArrays:
         snapshot: the state before the recording.
 
     Attributes:
-        tensors: tensors in arrays' memory, by path.
+        tensors: tensors that share the memory of arrays, by path.
         read: the paths of arrays whose values have been read.
     """
 
@@ -178,7 +179,7 @@ class TrackedArrays:
         """Checks the reads of a recording.
 
         Args:
-            written: the paths of arrays that the graph writes to, after Python has run.
+            written: the paths of arrays that the graph writes to.
 
         Raises:
             ValuesRead: Python has read arrays, or could have read arrays through a reference that `enter` did not replace.

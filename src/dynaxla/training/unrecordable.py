@@ -64,7 +64,8 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 def refuse_shared_memory(recorder: Recorder, snapshot: Snapshot) -> None:
     """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that the step computes with.
 
-    The guards compare the contents of arrays before a program runs. A program reads and writes its tensors later.
+    The guards compare the contents of arrays before a program runs. In eager mode, the step could write to the tensor before it reads the
+    array.
 
     Raises: CaptureError.
     """

@@ -1,8 +1,8 @@
-"""In-place updates at the end of a step, which torch's own kernels run after the program has succeeded.
+"""In-place updates at the end of a step. torch's own kernels run them after the program has succeeded.
 
 XLA cannot write to torch's memory. New parameters and optimizer state would be results of the program, which torch would copy to the old
-tensors. This takes twice the memory, and nearly twice the passes over memory, of torch's fused steps. So if no later op of the step reads
-the tensors that an update writes, the program ends with the gradients, and torch does the update.
+tensors. Such copies take twice the memory, and nearly twice the passes over memory, of torch's fused steps. So an update is taken out of
+the program if no later op in the program reads the tensors that the update writes. The program then ends with the gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNT_UPDATES = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add
 # Moving averages of parameters. They read the parameters that the optimizer writes, so they can only run after the optimizer's updates.
 _MOVING_AVERAGES = {aten.lerp_.Scalar, aten._foreach_lerp_.Scalar}
 _ZERO_FILLS = {aten.zero_.default, aten._foreach_zero_.default}
-# Ops that make new state for an update to fill, such as SGD's first momentum.
+# Ops that make a new tensor for a later update to fill, such as SGD's first momentum.
 _STATE_CREATING_OPS = {aten.empty_like.default, aten.detach.default}
 
 
@@ -51,7 +51,7 @@ class InplaceUpdate:
     written: Sequence[Node]
 
     def nodes(self) -> list[Node]:
-        """Returns the nodes that the update reads."""
+        """Returns the nodes among the op's arguments."""
         found: list[Node] = []
         map_arg((self.args, dict(self.kwargs)), found.append)
         return found
@@ -61,7 +61,7 @@ class InplaceUpdate:
 
         Args:
             value_of: returns the tensor of a node.
-            failed: float32[] on the tensors' device; if it is 1, no existing tensor is written. The host does not read it.
+            failed: float32[], which only the device reads: if it is 1, no existing tensor is written. None: the program has succeeded.
         """
         copies: dict[Node, torch.Tensor] = {}
 
@@ -95,7 +95,7 @@ class InplaceUpdate:
         for node, old in before.items():
             value = value_of(node)
             value.copy_(torch.where(failed.to(value.device) == 0, value, old))
-        # New state is zero, because it stays as it is if the step that would fill it writes nothing.
+        # A new tensor is set to zero, because the fused step that would fill it may write nothing.
         return result.zero_() if self.node.target is aten.empty_like.default else result
 
     def _add_unless(self, failed: torch.Tensor, counts: Any, other: Any, *, alpha: float = 1) -> tuple[Any] | None:
@@ -105,7 +105,7 @@ class InplaceUpdate:
         """
         tensors = counts if isinstance(counts, (list, tuple)) else [counts]
         device, dtype = tensors[0].device, tensors[0].dtype
-        # torch adds a Python number to a half-type tensor in float32. A half-type tensor in place of the number would lose precision.
+        # torch adds a Python number to a half-type tensor in float32. The number as a half-type tensor would lose precision.
         if isinstance(other, torch.Tensor) or dtype.itemsize < 4 or any((item.device, item.dtype) != (device, dtype) for item in tensors):
             return None
         step = torch.full((), other * alpha, dtype=dtype, device=device)  # created on the device, without a synchronization
@@ -163,7 +163,7 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[InplaceUpdate]
 
 
 def _merge_count_updates(updates: Iterable[InplaceUpdate]) -> list[InplaceUpdate]:
-    """Merges consecutive updates that add the same number to counts into one call. Batch norms, for example, count their batches."""
+    """Merges consecutive updates that add the same number to counts. Batch norms, for example, each add 1 to their count of batches."""
     found: list[InplaceUpdate] = []
     for update in updates:
         if found and _increment(update) is not None and _increment(update) == _increment(found[-1]):
@@ -195,7 +195,7 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def _op(node: Node) -> Any:
-    """Returns the ATen op of a node. If the target is a `FusedStep` or a function of traced_numbers.py, returns the op that it replaces."""
+    """Returns a node's ATen op: of a `FusedStep` or a function of traced_numbers.py, the op that it replaces."""
     return node.target.op if isinstance(node.target, FusedStep) else getattr(node.target, "stands_for", node.target)
 
 

@@ -24,27 +24,27 @@ def _methods(*names: str) -> frozenset[Any]:
     return frozenset(getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name))
 
 
-# Functions with which Python reads a tensor's values, or its memory, which a fake tensor does not have.
+# Functions with which Python reads a tensor's values or its memory. A fake tensor has neither.
 VALUE_READS = _methods(
     *("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "tolist", "numpy", "__array__"),
     *("data_ptr", "const_data_ptr", "mutable_data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "pin_memory"),
     *("__reduce_ex__", "__repr__", "__format__", "share_memory_", "apply_", "map_", "map2_", "__setstate__"),
 ) | {torch.is_nonzero, torch.Tensor.__cuda_array_interface__.__get__}
-# Functions that replace a tensor's storage and metadata. No op does so, and a recording would not see it.
+# Functions that replace a tensor's storage and metadata. They call no op, so a recording would not see the replacement.
 DATA_ASSIGNMENTS = frozenset((torch.Tensor.data.__set__,))
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 _VALUE_DEPENDENT_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
-# Ops that read values, but have none of these tags. The values of a mask among the indices, or of the lengths of sequences, decide the size
-# of the result.
+# Ops without these tags that read values: the values of a mask among the indices, or of the lengths of sequences, decide the size of the
+# result.
 _INDEXING = frozenset((aten.index.Tensor, aten._unsafe_index.Tensor))
 _READS_LENGTHS = frozenset((aten._pack_padded_sequence.default, aten._pad_packed_sequence.default))
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Implements `torch.nn.functional.one_hot` without a value read. torch's C++ code reads the largest class.
+    """Implements `torch.nn.functional.one_hot` without a value read. torch's C++ code reads values to check them.
 
-    torch's function is called if `num_classes` is not given, because then the largest class decides the shape; and if torch would raise an
-    error.
+    If `num_classes` is not given, torch's function is called, because the largest class decides the shape. torch's function is also called
+    for a wrong dtype or `num_classes`, to raise its error.
     """
     if tensor.dtype != torch.int64 or num_classes <= 0:
         return torch.nn.functional.one_hot(tensor, num_classes)
@@ -53,12 +53,12 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (tensor.contiguous()[..., None] == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
 
 
-# By function of torch that reads values only to check them: a function that reads no values, with the same results and errors.
+# Replacements, without value reads, for functions of torch that read values only to check them. Results and errors are the same.
 WITHOUT_VALUE_READS: Mapping[Any, Any] = {torch.nn.functional.one_hot: _one_hot}
 
 
 class ValueReadDetector:
-    """A context manager that detects the value reads of a function in eager mode, in this thread. The function's results do not change.
+    """A context manager that detects value reads in this thread, in eager mode. It does not change the results of the code inside.
 
     torch's optimizers read their step counts. These reads are ignored: during a recording, step counts stay in tensors.
 
@@ -88,9 +88,9 @@ class ValueReadDetector:
 
 
 class _FunctionReads(TorchFunctionMode):
-    def __init__(self, reads: ValueReadDetector) -> None:
+    def __init__(self, detector: ValueReadDetector) -> None:
         super().__init__()
-        self._detector = reads
+        self._detector = detector
 
     def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if function in VALUE_READS or function in DATA_ASSIGNMENTS:
@@ -99,9 +99,9 @@ class _FunctionReads(TorchFunctionMode):
 
 
 class _OpReads(TorchDispatchMode):
-    def __init__(self, reads: ValueReadDetector) -> None:
+    def __init__(self, detector: ValueReadDetector) -> None:
         super().__init__()
-        self._detector = reads
+        self._detector = detector
 
     @is_not_observed
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:

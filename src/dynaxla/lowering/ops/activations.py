@@ -1,4 +1,7 @@
-"""Activation functions and their gradients. Half types are computed in float32, as ATen computes them."""
+"""Activation functions and their gradients.
+
+Ops whose results need rounding compute float16 and bfloat16 (the half types) in float32, as in ATen.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ lower_table({aten.relu.default: lambda x: lax.max(x, number(0, x.dtype))}, promo
 def relu(x: Array) -> Array:
     """max(x, 0); in float32 and float64 -0.0 stays -0.0, as in ATen.
 
-    The lowering for other platforms, above, is a `lax.max`, because cuDNN's fusions recognize a maximum.
+    The lowering for other platforms, above, is a `lax.max`, because XLA fuses a maximum with 0 into cuDNN's convolutions.
     """
     return at_least(x, 0)
 
@@ -115,7 +118,7 @@ lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, p
 
 @lowers(aten._prelu_kernel_backward.default)
 def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
-    """Gradients of x and of the weight. The weight's gradient has the shape of x: autograd sums it to the weight's shape.
+    """Gradients of x and of the weight. Autograd sums the second result, which has the shape of x, to the weight's shape.
 
     Shape:  that of x for both results.
     """
@@ -208,7 +211,7 @@ def threshold_backward_on_cpu(grad: Array, x: Array, limit: Any) -> Array:
 
 
 def _is_at_most(x: Array, limit: Any) -> Array:
-    """True where x <= limit. A limit that a half type would round is compared in float32, as in ATen's CPU kernel.
+    """True where x <= limit. If x has a half type that may not hold the limit exactly, they are compared in float32, as in ATen's kernel.
 
     Source: ATen native/cpu/Activation.cpp
     """
@@ -224,7 +227,7 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
-    """grad where x > 0, else grad * negative_slope. x is the input or the result of leaky_relu: both have the same sign."""
+    """grad where x > 0, else grad * negative_slope. x is leaky_relu's result if `self_is_result`, else its input: the signs agree."""
     return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, times(grad, negative_slope)), grad, x)
 
 
@@ -234,7 +237,7 @@ def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
     def function(x: Array) -> Array:
         negative = times(lax.expm1(times(x, input_scale)), alpha * scale)
-        # For a large x, `negative` is infinite, but not selected.
+        # For a large x, `negative` overflows to infinity, and the select discards it.
         return lax.select(lax.lt(x, number(0, x.dtype)), negative, times(x, scale))
 
     return _apply(function, x)
@@ -304,7 +307,7 @@ def glu_backward(grad: Array, x: Array, dim: int) -> Array:
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
-    """log(1 / (1 + exp(-x))), and the buffer for eager mode's backward: exp(-|x|) on the CPU, empty on a GPU.
+    """log(1 / (1 + exp(-x))), and the buffer that eager mode's backward reads: exp(-|x|) on the CPU, empty on a GPU.
 
     Shape:  that of x for both results; an empty buffer has shape [0].
     Dtype:  that of x for both results.
@@ -321,7 +324,7 @@ def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
 
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad: Array, x: Array, buffer: Array) -> Array:
-    """The gradient of x, computed from x and grad. The buffer is not read."""
+    """The gradient of x, computed from x and grad alone. `buffer` is not read."""
     return _apply(lambda grad, x: lax.mul(grad, lax.logistic(lax.neg(x))), grad, x)
 
 

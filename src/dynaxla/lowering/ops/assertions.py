@@ -1,6 +1,7 @@
 """Lowerings of the assertions in a graph.
 
-Assertions about tensor metadata were evaluated when the graph was captured; assertions about sizes are evaluated during tracing.
+Assertions about tensor metadata were evaluated when the graph was captured. Assertions about sizes are evaluated during tracing. Assertions
+about the values of tensors become checks of the program (checks.py).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def require(condition: Array, message: str, ctx: Context) -> None:
 
 @lowers(aten._functional_assert_async.msg)
 def functional_assert_async(condition: Array, message: str, token: Array, ctx: Context) -> Array:
-    """Same as `require`. Returns `token` unchanged, with which AOTAutograd orders assertions."""
+    """Same as `require`. Returns `token` unchanged: AOTAutograd passes it from one assertion to the next to keep their order."""
     require(condition, message, ctx)
     return token
 
 
 @lowers(aten._assert_scalar.default)
 def assert_scalar(condition: Any, message: str, ctx: Context) -> None:
-    """Same as `require`, for a number that is known during tracing."""
+    """Same as `require`, for a condition that is a Python number, known during tracing."""
     refuse_unless(ctx, bool(condition), RuntimeError, message)
 
 

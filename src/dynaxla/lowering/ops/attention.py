@@ -1,7 +1,7 @@
-"""Scaled dot product attention, forward and backward: the ops of PyTorch's various kernels, all lowered to the same computation.
+"""Scaled dot product attention, forward and backward. PyTorch has one op per kernel; here all of them use attention_implementations.py.
 
-Every forward also returns the log-sum-exp of each row of scores. The backward computes the attention weights again from it. A row in which
-every position is masked gives zeros, as in PyTorch's kernels. The implementations are in attention_implementations.py.
+Every forward op also returns the log-sum-exp of each row of scores, from which the backward op computes the attention weights again. A row
+in which every position is masked gives zeros, as in PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .attention_implementations import Attention, attend, gradients
 def _refuse_dropout(dropout_p: float, ctx: Context) -> None:
     if dropout_p > 0:
         raise UnsupportedOp(
-            f"{ctx.node.target} with dropout_p={dropout_p}: PyTorch's own kernel has no dropout",
+            f"{ctx.node.target} with dropout_p={dropout_p}: PyTorch's kernel for this op has no dropout",
             op=str(ctx.node.target),
             hint="call torch.nn.functional.scaled_dot_product_attention, which then chooses another kernel",
         )
@@ -50,8 +50,8 @@ def flash_attention_for_cpu(
     """Returns attention's result, and the log-sum-exp of each row of scores.
 
     Shape:  that of the query, with value's last dimension; log-sum-exp: (batch, heads, rows).
-    Dtype:  that of the query; log-sum-exp: the accumulator's dtype, but float32 for float64 before torch 2.13, as in torch's fake tensors.
-    Raises: UnsupportedOp for dropout, which this kernel does not have.
+    Dtype:  that of the query; log-sum-exp: float64 if the query is float64 and torch is 2.13 or later, else float32.
+    Raises: UnsupportedOp for dropout, which PyTorch's kernel for this op does not have.
     """
     _refuse_dropout(dropout_p, ctx)
     out, logsumexp = attend(Attention(query, key, value, attn_mask, is_causal, scale, ctx))
@@ -83,23 +83,23 @@ def flash_attention_for_cpu_backward(
 
 # --- CUDA
 #
-# These ops return the state of a random generator for the backward op. dynaxla stores the bits of a JAX PRNG key in that state.
+# These ops return the state of a random generator, which the backward op takes. dynaxla stores the bits of a JAX PRNG key in that state.
 
 _Arguments = Mapping[str, Any]
 
 
 def _attention(given: _Arguments, ctx: Context) -> Attention:
-    """Returns the attention that a forward or backward op computes.
+    """Returns the attention of the current node, a forward or backward op. `given` has the node's arguments by name.
 
-    Raises: UnsupportedOp for a causal mask of the flash attention op with different numbers of queries and keys.
+    Raises: UnsupportedOp for flash attention (the only op without attn_bias) with is_causal and different numbers of queries and keys.
     """
     query, key, value, is_causal = (given[name] for name in ("query", "key", "value", "is_causal"))
     if "attn_bias" not in given and is_causal and query.shape[2] != key.shape[2]:
         raise UnsupportedOp(
             f"{ctx.node.target} with is_causal=True for {query.shape[2]} queries and {key.shape[2]} keys: "
-            "this kernel masks from the bottom right, scaled_dot_product_attention from the top left",
+            "this op aligns the causal mask to the bottom right, scaled_dot_product_attention to the top left",
             op=str(ctx.node.target),
-            hint="pass an attn_mask",
+            hint="call torch.nn.functional.scaled_dot_product_attention with an attn_mask",
         )
     return Attention(query, key, value, given.get("attn_bias"), is_causal, given["scale"], ctx)
 
@@ -113,10 +113,10 @@ def _attention(given: _Arguments, ctx: Context) -> Attention:
 def attention_with_generator_state(*args: Any, ctx: Context, **kwargs: Any) -> tuple[Any, ...]:
     """Returns attention's result, the log-sum-exp of each row of scores, and the other results of the op's schema.
 
-    With dropout, the first integer tensor after the log-sum-exp holds the PRNG key. Padding is zero, and so are tensors that no lowering
-    reads.
+    With dropout, the first integer tensor after the log-sum-exp holds the PRNG key. Tensors that no lowering reads are zero.
 
-    Shape:  that of the query; log-sum-exp: (batch, heads, rows), zero-padded or empty as in PyTorch's kernel, for cuDNN (..., rows, 1).
+    Shape:  that of the query, with value's last dimension; log-sum-exp as in PyTorch's kernel: (batch, heads, rows), with zeros after the
+            last row if PyTorch pads the rows; (batch, heads, 0) if PyTorch computes none; (batch, heads, rows, 1) for cuDNN.
     Dtype:  that of the query; log-sum-exp: float32.
     """
     given = passed_arguments(ctx.node.target, args, kwargs)
@@ -146,7 +146,7 @@ def attention_with_generator_state(*args: Any, ctx: Context, **kwargs: Any) -> t
 def attention_backward(grad: Array, *args: Any, ctx: Context, **kwargs: Any) -> tuple[Array | None, ...]:
     """Gradients of query, key, value and, for ops with `grad_input_mask`, attn_bias; each with its operand's shape and dtype.
 
-    The gradient of attn_bias is None unless `grad_input_mask[3]`.
+    The gradient of attn_bias is None if there is no attn_bias, or if `grad_input_mask[3]` is False.
     """
     given = passed_arguments(ctx.node.target, (grad, *args), kwargs)
     attention, dropout_p, mask = _attention(given, ctx), given["dropout_p"], given.get("grad_input_mask")
@@ -176,7 +176,7 @@ def _pack_key(prng_key: Array, spec: TensorSpec) -> Array:
 
 
 def _unpack_key(state: Array, dropout_p: float) -> Array | None:
-    """Returns the PRNG key in a generator's state; None without dropout."""
+    """Returns the PRNG key that `_pack_key` has stored in a generator's state; None without dropout."""
     if dropout_p == 0:
         return None
     first = lax.reshape(lax.slice(lax.reshape(state, (state.size,)), (0,), (1,)), ())
@@ -184,6 +184,6 @@ def _unpack_key(state: Array, dropout_p: float) -> Array | None:
 
 
 def _without_padding(logsumexp: Array, attention: Attention) -> Array:
-    """Returns the log-sum-exp without its padding, (batch, heads, rows)."""
+    """Returns the log-sum-exp as (batch, heads, rows): without padded rows, and without cuDNN's last dimension."""
     flat = logsumexp if logsumexp.ndim == 3 else lax.reshape(logsumexp, logsumexp.shape[:3])
     return lax.slice(flat, (0, 0, 0), attention.row_shape) if flat.shape != attention.row_shape else flat

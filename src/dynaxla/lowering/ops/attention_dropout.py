@@ -1,4 +1,4 @@
-"""Dropout masks for attention weights: for all rows at once, or for a block of rows. With the same key, both give the same elements.
+"""Dropout masks for attention weights: for all rows at once, or for a block of rows. With the same key, both masks agree.
 
 JAX's Threefry hashes each element's position in the array, so any part of the array can be computed alone.
 
@@ -16,19 +16,19 @@ from jax.extend.random import threefry2x32_p
 
 _WORD = np.dtype(np.uint32)
 _INDEX = np.dtype(np.uint64)
-# Random bits in a uniform float64: the upper 52 of 64.
+# JAX makes a uniform float64 from the upper 52 of 64 random bits.
 _MANTISSA_BITS = 52
 
 
 def dropout_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Array:
-    """Returns a mask of `shape`, which is true for the elements to keep. Each element is kept with probability `keep_probability`."""
+    """Returns a bool mask of `shape`: true for the elements to keep. Each element is kept with probability `keep_probability`."""
     # Without this setting, an element's bits also depend on the size of the array, and `dropout_mask_rows` could not compute them.
     with jax.threefry_partitionable(True):
         return jax.random.bernoulli(key, keep_probability, shape)
 
 
 def dropout_mask_rows(key: Array, keep_probability: float, shape: tuple[int, ...], total_rows: int, first_row: Array) -> Array:
-    """Returns the part of the mask of `dropout_mask` for a block of rows.
+    """Returns the rows of the mask of `dropout_mask` that belong to a block: bool, of shape `shape`.
 
     Args:
         key: the PRNG key, as for `dropout_mask`.
@@ -43,14 +43,14 @@ def dropout_mask_rows(key: Array, keep_probability: float, shape: tuple[int, ...
     strides = (shape[1] * total_rows * shape[3], total_rows * shape[3], shape[3], 1)
     offset = lax.mul(lax.convert_element_type(first_row, _INDEX), np.array(strides[2], _INDEX))
     index = lax.broadcast(offset, shape)
-    assert index.dtype == _INDEX, "JAX's 64-bit types are off: then `dropout_mask` draws 32 bits per element, not 64"
+    assert index.dtype == _INDEX, "jax_enable_x64 is off: `dropout_mask` then draws 32 bits per element, and this function assumes 64"
     for dim, stride in enumerate(strides):
         index = lax.add(index, lax.mul(lax.broadcasted_iota(_INDEX, shape, dim), lax.full(shape, stride, _INDEX)))
     upper = lax.convert_element_type(lax.shift_right_logical(index, lax.full_like(index, 32)), _WORD)
     lower = lax.convert_element_type(lax.bitwise_and(index, lax.full_like(index, 2**32 - 1)), _WORD)
     first_half, second_half = jax.random.key_data(key)
     upper, lower = threefry2x32_p.bind(first_half, second_half, upper, lower)
-    # (upper, lower) is a 64-bit number, which is compared with the threshold in two steps, since GPUs compare 32-bit words faster.
+    # (upper, lower) is a 64-bit number. It is compared with the threshold word by word, because GPUs compare 32-bit words faster.
     upper_threshold, lower_threshold = lax.full(shape, threshold >> 32, _WORD), lax.full(shape, threshold & (2**32 - 1), _WORD)
     is_less_in_lower_word = lax.bitwise_and(lax.eq(upper, upper_threshold), lax.lt(lower, lower_threshold))
     return lax.bitwise_or(lax.lt(upper, upper_threshold), is_less_in_lower_word)

@@ -1,7 +1,7 @@
 """Implementations of scaled dot product attention and its gradients.
 
-Some implementations keep the scores in memory: all scores, or the scores of one block of rows at a time. Others call kernels of torch,
-cuDNN or Pallas, which do not store the scores.
+A score is the scaled product of a query row and a key, before the softmax. Some implementations keep all scores in memory, and some those
+of one block of rows at a time. Others call kernels of torch, cuDNN or Pallas, which do not store the scores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Gradients = tuple[Array, Array, Array, Array | None]
 class AttentionProblem:
     """The shapes, dtypes and settings of an attention or its gradient, for which an implementation is chosen.
 
-    It has no `operands`, so the tuner does not measure it: some implementations exist to save memory, and the tuner measures time alone.
+    It has no attribute `operands`, so the tuner does not measure its implementations: some exist to save memory, not time.
 
     Attributes:
         query: shape, dtype and memory order of the query.
@@ -46,7 +46,7 @@ class AttentionProblem:
         scale: factor of the scores.
         has_dropout: True if weights are dropped.
         wants_mask_gradient: True if the gradient of the mask is needed.
-        platform: JAX's name of the platform.
+        platform: `Context.platform`.
         devices: the number of devices of the mesh on which the program runs; 1 without a mesh.
     """
 
@@ -85,13 +85,13 @@ class Attention:
     """An attention with its operands.
 
     With fewer key heads than query heads (grouped-query attention), each key head serves a group of neighbouring query heads. The rows of
-    a group are treated as rows of one head.
+    a group are treated as rows of one head (`group_by_key_head`).
 
     Attributes:
         query: (batch, heads, rows, size).
         key: (batch, key heads, columns, size).
         value: (batch, key heads, columns, value size).
-        mask: added to the scores; if bool, true where a score is not masked.
+        mask: added to the scores, or, if bool, true where a score counts; broadcast to (batch, heads, rows, columns). None without a mask.
         is_causal: True if row i attends only to columns 0 to i.
         scale: factor of the scores; None: 1 / sqrt(size).
         ctx: context of the node that is being lowered.
@@ -169,12 +169,13 @@ class Attention:
             order: preferred memory order of the result's dimensions.
 
         Shape:  x (batch, heads, ...) and y (batch, key heads, ...).
-        Dtype:  the accumulator's dtype.
+        Dtype:  float32 for half types, else that of x.
         """
         if self.query.shape[1] != self.key.shape[1]:
             order = None
         x = self.group_by_key_head(x)
-        # If y is an updated key/value cache, the update need not be materialized. The positions of key and value in the op are 1 and 2.
+        # If y is an updated key/value cache, `product_of_update` multiplies without materializing the updated cache. Key and value are the
+        # op's arguments 1 and 2.
         out = (
             None if self.row_block else product_of_update(self.ctx, 1 if contracting_dims[1] == 3 else 2, x, (contracting_dims[0],), (0, 1))
         )
@@ -186,7 +187,7 @@ class Attention:
         """Returns the scaled scores, with -inf where masked.
 
         Shape:  (batch, heads, rows, columns).
-        Dtype:  the accumulator's dtype.
+        Dtype:  float32 for half types, else that of the query.
         """
         scores = self.batched_matmul(self.query, self.key, (3, 3))
         scores = lax.mul(scores, lax.full_like(scores, self.factor))
@@ -197,7 +198,7 @@ class Attention:
             else:
                 scores = lax.add(scores, expand(convert(mask, scores.dtype), scores.shape))
         if self.is_causal:
-            # The positions have rank 2. If XLA computed them for each batch and head, the maximum would take three times as long on a TPU.
+            # Row and column have rank 2. If XLA computed them for each batch and head, the maximum would take three times as long on a TPU.
             row, column = (lax.broadcasted_iota(np.int32, scores.shape[2:], dim) for dim in (0, 1))
             if self.row_block is not None:
                 row = lax.add(row, lax.broadcast(self.row_block.first_row, row.shape))
@@ -206,7 +207,7 @@ class Attention:
         return scores
 
     def apply_dropout(self, x: Array, prng_key: Array | None, probability: float) -> Array:
-        """Returns x after dropout, or x itself if the PRNG key is None. With the same key, the same elements are dropped.
+        """Returns x after dropout, or x itself if the PRNG key is None. Calls with the same key drop the same elements.
 
         Args:
             probability: the probability with which an element is dropped.
@@ -230,10 +231,10 @@ class Attention:
 
 
 def _repeat_heads(x: Array, count: int) -> Array:
-    """Returns (batch, heads, rows, size) with `count` copies of each head, next to each other."""
+    """Returns x (batch, heads, rows, size) with `count` adjacent copies of each head: (batch, heads * count, rows, size)."""
     batch, heads, rows, size = x.shape
     repeated = lax.broadcast_in_dim(x, (batch, heads, count, rows, size), (0, 1, 3, 4))
-    # The pass `partitionable` would keep the dimension `count`, and XLA:TPU fuses no softmax over arrays of rank 5.
+    # Without the barrier, the pass passes/jaxpr/partitionable.py would defer the reshape, and XLA:TPU fuses no softmax of arrays of rank 5.
     return lax.optimization_barrier(lax.reshape(repeated, (batch, heads * count, rows, size)))
 
 
@@ -265,7 +266,7 @@ def gradients(
     prng_key: Array | None = None,
     wants_mask_gradient: bool = False,
 ) -> Gradients:
-    """Returns the gradients of query, key and value in their dtypes, and the gradient of the scores in the accumulator's dtype.
+    """Returns the gradients of query, key and value in their dtypes, and that of the scores (float32 for half types).
 
     Args:
         attention: the attention with its operands.
@@ -274,7 +275,7 @@ def gradients(
         logsumexp: log-sum-exp of the forward.
         dropout_p: the probability with which the forward dropped a weight.
         prng_key: PRNG key of the forward's dropout; None without dropout.
-        wants_mask_gradient: if False, the gradient of the scores may be None.
+        wants_mask_gradient: True if the caller needs the gradient of the scores; if False, it may be None.
     """
     problem = attention.problem(prng_key is not None, wants_mask_gradient=wants_mask_gradient)
     grads: Gradients = attention.ctx.choose(ATTENTION_GRADIENT, problem).run(problem, attention, grad, out, logsumexp, dropout_p, prng_key)
@@ -284,8 +285,8 @@ def gradients(
 def _supports_cudnn(problem: AttentionProblem) -> bool:
     """True if cuDNN supports the problem, and gives the same result as the other implementations.
 
-    Dropout is excluded: its seed is a constant of the program, and XLA counts its offset for each program separately, so the backward could
-    not drop the same weights.
+    Dropout is excluded. cuDNN's dropout seed is a constant of the program, and XLA counts the seed's offset for each program separately, so
+    the backward's program could not drop the same weights.
     """
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
@@ -305,10 +306,10 @@ def _supports_cudnn(problem: AttentionProblem) -> bool:
 
 
 def _supports_cudnn_mask(mask: Operand, query: Operand, key: Operand) -> bool:
-    """True if a mask can be cuDNN's bias: one number for each score, in the query's dtype.
+    """True if a mask can be cuDNN's bias, which has one number for each score, in the query's dtype.
 
-    Odd sizes are excluded because cuDNN has no gradient for them. A bias with one row for all rows is excluded because cuDNN does not
-    document it, and JAX never passes one.
+    Odd numbers of rows or columns are excluded because cuDNN has no gradient for them. A bias with a single row, broadcast to all rows, is
+    excluded because cuDNN does not document it, and JAX never passes one.
     """
     rows, columns = query.shape[2], key.shape[2]
     return (
@@ -331,8 +332,7 @@ def _by_cudnn(problem: AttentionProblem, attention: Attention, dropout_p: float,
     return fused_attention.forward(*operands, problem.fused_settings)
 
 
-# Number of rows, and of columns, from which on the kernels of lowering/tpu are used. Their blocks are padded to 128 rows and columns. This
-# threshold was not measured.
+# With fewer rows or columns, the Pallas kernel is not used: it pads its blocks to 128 rows and columns. This threshold was not measured.
 _MIN_PALLAS_SIZE = 192
 
 
@@ -373,7 +373,7 @@ def _by_pallas(problem: AttentionProblem, attention: Attention, dropout_p: float
 
 
 def _mask_for_pallas(attention: Attention) -> Array | None:
-    """Returns the mask with size 1 for each expanded dimension, except the columns."""
+    """Returns the mask with rank 4, and with size 1 for each expanded dimension except the last, the columns."""
     mask = attention.unexpanded_mask(4)
     return None if mask is None else lax.broadcast_in_dim(mask, (*mask.shape[:3], attention.key.shape[2]), range(4))
 
@@ -398,18 +398,18 @@ def _is_large(problem: AttentionProblem) -> bool:
 
 
 def _prefers_blocks(problem: AttentionProblem) -> bool:
-    """True for a large attention with dropout. Without dropout, cuDNN's kernels need little memory, too."""
+    """True for large scores with dropout. Without dropout, cuDNN's kernels (for half types) need little memory, too."""
     return problem.has_dropout and _is_large(problem)
 
 
 def _row_bytes(problem: AttentionProblem) -> int:
-    """Bytes of the scores of one row, over all batches and heads. On a mesh, these are divided among all devices."""
+    """Bytes of the scores of one row, over all batches and heads, on one device. A mesh divides them among all its devices."""
     size = math.prod(problem.query.shape[:2]) * problem.key.shape[2] * dtypes.accumulator(problem.query.dtype).itemsize
     return max(1, size // problem.devices)
 
 
 def _block_rows(problem: AttentionProblem) -> int:
-    """Returns the number of rows in a block: a power of two, or all rows."""
+    """Returns the number of rows in a block, so that its scores take about _BLOCK_BYTES: a power of two, or all rows."""
     max_rows = max(_BLOCK_BYTES // _row_bytes(problem), _MIN_BLOCK_ROWS)
     return min(1 << max_rows.bit_length() - 1, problem.query.shape[2])
 
@@ -475,10 +475,10 @@ def _supports_torch(problem: AttentionProblem) -> bool:
 
 
 def _prefers_torch(problem: AttentionProblem) -> bool:
-    """True for a large attention in float32.
+    """True for scores in float32 that are larger than the caches.
 
-    With AVX2, torch's forward took 0.53 to 0.97 times as long as the implementation "xla", torch's gradient 0.7 to 1.1 times as long. For
-    half types torch's gradient took up to seven times as long as the gradient of "xla".
+    With AVX2, torch's forward took 0.53 to 0.97 times as long as the implementation "xla", torch's gradient 0.69 to 1.1 times as long, and
+    torch's gradient in bfloat16 3 to 8 times as long (docs/internals/measurements.md).
     """
     is_uncached = problem.query.shape[2] * _row_bytes(problem) >= _UNCACHED_BYTES and problem.key.shape[2] >= _MIN_TORCH_COLUMNS
     return is_uncached and problem.query.dtype == np.float32
@@ -506,7 +506,7 @@ def _normalize(weights: Array, total: Array) -> tuple[Array, Array]:
 
 
 def _attend(attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array, Array]:
-    """Returns the output, the log-sum-exp and the largest score of each row. The first two are NaN for a row whose scores are all -inf."""
+    """Returns the output, and for each row the log-sum-exp and the largest score. In a row of -inf scores, the first two are NaN."""
     scores = attention.scores()
     largest = reduce_max(scores, (3,))
     weights = lax.exp(minus_largest(scores, expand_leading(largest, scores.shape)))
@@ -525,8 +525,8 @@ def _supports_fused_softmax(problem: AttentionProblem) -> bool:
 def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     """Attention in which a row whose scores are all -inf gives NaN, not zeros. Without a mask, only an overflow gives such scores.
 
-    Replacing the NaN by zeros would take 5.48 instead of 3.72 million cycles for a block of GPT-2 (v5e, libtpu 0.0.42). Rows of several
-    heads as rows of one head would take 9.93 instead of 5.16 million cycles for a block of Llama with four query heads to a key head.
+    With a select that replaces the NaN by zeros, GPT-2's transformer block takes 5.48 instead of 3.72 million cycles (v5e, libtpu 0.0.42).
+    Key heads are repeated: grouped query heads take 9.93 instead of 5.16 million in a block of Llama with four query heads per key head.
     """
     out, logsumexp, _ = _attend(attention.with_repeated_heads(), dropout_p, prng_key)
     return convert(out, attention.query.dtype), logsumexp
@@ -535,7 +535,7 @@ def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p
 @ATTENTION.implementation("xla")
 def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     out, logsumexp, largest = _attend(attention, dropout_p, prng_key)
-    # A select between the maximum and the exponential would keep XLA:TPU from fusing them.
+    # Rows of -inf scores get zeros after the softmax. A select between the maximum and the exponential would keep XLA:TPU from fusing both.
     is_all_masked = lax.eq(largest, lax.full_like(largest, -math.inf))
     out = lax.select(expand_leading(is_all_masked, out.shape), lax.full_like(out, 0), out)
     logsumexp = lax.select(is_all_masked, lax.full_like(logsumexp, 0), logsumexp)
@@ -616,7 +616,7 @@ def _delta(grad: Array, out: Array) -> Array:
 def _unrounded_gradients(
     attention: Attention, grad: Array, delta: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Returns the gradients of query, key, value and scores, in the accumulator's dtype.
+    """Returns the gradients of query, key, value and scores, in float32 for half types.
 
     Args:
         attention: the attention with its operands.

@@ -17,7 +17,10 @@ from .windows import Windows
 
 
 def _divisors(windows: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
-    """Returns the divisor of each window's sum: the number of positions that the window covers, with or without padding."""
+    """Returns `divisor_override`, or the number of positions in each window: padding counts if `count_include_pad`.
+
+    Shape:  the number of windows along each pooled dimension.
+    """
     if divisor_override is not None:
         return np.full([pooled.out for pooled in windows], divisor_override)
     counts = np.ones([1] * len(windows), np.int64)
@@ -55,7 +58,7 @@ def avg_pool(
 ) -> Array:
     """The mean of each window. Half types are added in float32; means of integers are truncated.
 
-    Shape:  x (..., *space) gives (..., *windows), the last two or three dimensions.
+    Shape:  x (..., *space) gives (..., *windows), where space and windows are two dimensions for avg_pool2d, and three for avg_pool3d.
     Dtype:  that of x.
     """
     rank, shape = _spatial_rank(ctx), ctx.output.shape
@@ -79,7 +82,7 @@ def avg_pool_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """The gradient of x: for each element, the sum over all windows that cover it of the window's gradient divided by its divisor.
+    """The gradient of x: each element adds up, over the windows that cover it, the window's gradient divided by the window's divisor.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -95,7 +98,7 @@ def avg_pool_backward(
 
 
 def _sum_over_covering_windows(x: Array, windows: PoolWindows) -> Array:
-    """Returns, for each position of the input along one dimension, the sum of the values of all windows that cover the position."""
+    """Returns, for each position of the input along `windows.dim`, the sum of the values in x of the windows that cover the position."""
     if windows.kernel == windows.stride and windows.padding == 0:
         shape = (*x.shape[: windows.dim + 1], windows.kernel, *x.shape[windows.dim + 1 :])
         repeated = broadcast_back(x, shape, (windows.dim + 1,))
@@ -111,7 +114,7 @@ def _sum_over_covering_windows(x: Array, windows: PoolWindows) -> Array:
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
-    """The mean of each of `output_size` windows, which together cover the input. Half types are added in float32.
+    """The means of windows that together cover the input, `output_size` of them along each dimension. Half types are added in float32.
 
     Shape:  x (..., *space) gives (..., *output_size).
     Dtype:  that of x.
@@ -127,7 +130,7 @@ def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
 
 
 def _adaptive_mean(x: Array, dim: int, output_size: int) -> Array:
-    """Returns adaptive average pooling of x along one dimension."""
+    """Returns x with adaptive average pooling along `dim`, in x's dtype, a float."""
     size = x.shape[dim]
     if size % output_size:
         return Windows.adaptive(size, output_size).sum(x, dim)
@@ -140,7 +143,7 @@ def _adaptive_mean(x: Array, dim: int, output_size: int) -> Array:
 
 @lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
-    """The gradient of x: for each element, the sum over all windows that cover it of the window's gradient divided by its size.
+    """The gradient of x: each element adds up, over the windows that cover it, the window's gradient divided by the window's size.
 
     Shape:  that of x.
     Dtype:  that of x.

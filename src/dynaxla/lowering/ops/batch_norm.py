@@ -21,7 +21,7 @@ Gradients = tuple[Array | None, Array | None, Array | None]
 def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float, ctx: Context) -> tuple[Array, Array, Array, Array]:
     """Returns x normalized by the statistics of x, and the mean, biased variance and 1 / standard deviation of each channel.
 
-    Dtype:  the accumulator's dtype for all results.
+    Dtype:  of all results: float32 for half types, else that of x.
     """
     upcast = to_accumulator(x)
     mean, variance, centered = moments_over(upcast, dims_but_channels(x), ctx.sum)
@@ -33,7 +33,7 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
 def _normalize_by_running(
     x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float, ctx: Context
 ) -> Array:
-    """Returns x normalized by the running statistics, in the accumulator's dtype."""
+    """Returns x normalized by the running statistics, in float32 for half types, else in x's dtype."""
     dtype = dtypes.accumulator(x.dtype)
     factor = inverse_std(convert(running_var, dtype), eps)
     if weight is not None:
@@ -72,9 +72,9 @@ def _batch_norm(
     eps: float,
     ctx: Context,
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """Returns the normalized x, the saved mean and 1 / standard deviation, and the new running mean and variance."""
+    """Returns the normalized x, the saved mean and 1 / standard deviation, and the running mean and variance, updated if `training`."""
     _require_vectors(running_mean, running_var)
-    # ATen's forward kernels read one element per channel, whatever the shape of weight and bias.
+    # ATen's forward kernels accept weight and bias of any shape with one element per channel.
     weight, bias = (None if item is None else lax.reshape(item, (item.size,)) for item in (weight, bias))
     if not training:
         assert running_mean is not None
@@ -86,16 +86,16 @@ def _batch_norm(
     if running_mean is not None:
         running_mean = _update_running(running_mean, mean, momentum)
     if running_var is not None:
-        # The running variance is unbiased, and therefore 0 / 0 for a single value.
+        # ATen updates the running variance with the unbiased variance, which is 0 / 0 if a channel has a single value.
         unbiased = lax.mul(variance, lax.full_like(variance, count / (count - 1) if count != 1 else math.nan))
         running_var = _update_running(running_var, unbiased, momentum)
     return convert(out, x.dtype), _statistic_output(ctx, 1, mean), _statistic_output(ctx, 2, invstd), running_mean, running_var
 
 
 def _require_vectors(*parameters: Array | None) -> None:
-    """Raises UnsupportedOp for a parameter that is not a vector. ATen's kernels reject such parameters."""
+    """Raises UnsupportedOp for a tensor that is not a vector. ATen's kernels reject such tensors."""
     if any(item is not None and item.ndim != 1 for item in parameters):
-        raise UnsupportedOp("batch norm supports only running statistics (and in the backward pass a weight) of one dimension")
+        raise UnsupportedOp("batch norm needs running statistics (and in the backward pass a weight) of one dimension, as in eager mode")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
@@ -124,7 +124,7 @@ def batch_norm_functional(
 def batch_norm_no_stats(
     x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float, *, ctx: Context
 ) -> tuple[Array, Array, Array]:
-    """Batch norm by x's own statistics: the result, mean and 1 / standard deviation.
+    """Batch norm by x's own statistics: the result, mean and 1 / standard deviation. `training` is not read.
 
     Shape:  that of x (batch, channel, *space); statistics: (channel).
     Dtype:  that of x; statistics: as in PyTorch.
@@ -213,6 +213,7 @@ def native_batch_norm_backward(
     """Gradients of input, weight and bias; None for each gradient that output_mask leaves out.
 
     Shape:  that of x, (channel) and (channel).
+    Dtype:  that of x; weight and bias: that of the weight, or of x without a weight.
     """
     _require_vectors(weight, running_mean, running_var)
     dtype = dtypes.accumulator(x.dtype)
@@ -234,7 +235,8 @@ def native_batch_norm_backward(
         factor = invstd if weight is None else lax.mul(invstd, convert(weight, dtype))
         if train:
             count = lax.full_like(invstd, math.prod(x.shape[dim] for dim in dims))
-            # The components of grad that would change the mean and the variance do not reach the input.
+            # Adding a constant to x, or scaling `centered`, leaves the normalized x unchanged. So grad's components in these two directions
+            # are subtracted.
             coefficient = lax.div(lax.mul(grad_weight, invstd), count)
             upcast_grad = lax.sub(upcast_grad, lax.broadcast_in_dim(lax.div(grad_bias, count), x.shape, (1,)))
             upcast_grad = lax.sub(upcast_grad, lax.mul(centered, lax.broadcast_in_dim(coefficient, x.shape, (1,))))
@@ -263,5 +265,5 @@ def batch_norm_backward(
     *,
     ctx: Context,
 ) -> Gradients:
-    """Same as `native_batch_norm_backward`. The reserve, which only cuDNN reads, is not used."""
+    """Same as `native_batch_norm_backward`. `reserve` is not read: only cuDNN's kernel needs it."""
     return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, ctx=ctx)

@@ -1,10 +1,10 @@
 """Bessel functions of orders 0 and 1 (J, Y, I, K and spherical j0), and Airy's function Ai.
 
-Source: S. L. Moshier, Cephes Mathematical Library (j0.c, j1.c, i0.c, i1.c, k0.c, k1.c, airy.c): rational functions and Chebyshev series on
-intervals, asymptotic expansions beyond. ATen evaluates the same formulas (native/Math.h), so both round alike. Coefficients are listed
+Source: S. L. Moshier, Cephes Mathematical Library (j0.c, j1.c, k0.c, k1.c, airy.c): rational functions and Chebyshev series on intervals,
+asymptotic expansions for larger arguments. ATen evaluates the same formulas (native/Math.h), so both round alike. Coefficients are listed
 with the highest order first.
 
-I is computed by JAX's functions. JAX's bessel_jn is not accurate enough for J: in float32 its result is nan for x from -3 to 0, in float64
+JAX's functions compute I. JAX's bessel_jn is not accurate enough for J: in float32 its result is nan for x from -3 to 0, in float64
 its error is 1e-9 at x = 9, and at x = 1e4 every digit is wrong. JAX has no Y, no K and no Airy function. Torch's own kernels (see
 fallback.py) cannot be fused with neighbouring ops, and programs for a TPU cannot call them.
 """
@@ -23,8 +23,8 @@ from ..registry import lower_table
 
 Series = Sequence[float]
 
-# J and Y for |x| > 5, by order: J = sqrt(2 / (pi x)) (P cos t - 5 / x Q sin t), where t = x - pi / 4 (order 0) or x - 3 pi / 4 (order 1),
-# and P = _PP / _PQ and Q = _QP / _QQ are rational functions of 25 / x**2.
+# J and Y for |x| > 5, by order: J = sqrt(2 / (pi x)) (P cos t - (5 / x) Q sin t), where t = x - pi / 4 (order 0) or x - 3 pi / 4
+# (order 1), and P = _PP / _PQ and Q = _QP / _QQ are rational functions of 25 / x**2. Y has P sin t + (5 / x) Q cos t in the parentheses.
 _PP = (
     (
         7.96936729297347051624e-4,
@@ -107,8 +107,8 @@ _QQ = (
         3.36093607810698293419e2,
     ),
 )
-# J for |x| <= 5, by order: a rational function of x**2, times x**2 - r for the squares r of the first two roots (_J_SQUARED_ROOTS), and for
-# order 1 times x.
+# J for |x| <= 5, by order: a rational function of x**2, times x**2 - r for both numbers r in _J_SQUARED_ROOTS, the squares of the first two
+# roots. For order 1, times x.
 _J_NUMERATOR = (
     (-4.79443220978201773821e9, 1.95617491946556577543e12, -2.49248344360967716204e14, 9.70862251047306323952e15),
     (-8.99971225705559398224e8, 4.52228297998194034323e11, -7.27494245221818276015e13, 3.68295732863852883286e15),
@@ -136,7 +136,7 @@ _J_DENOMINATOR = (
     ),
 )
 _J_SQUARED_ROOTS = ((5.78318596294678452118e0, 3.04712623436620863991e1), (1.46819706421238932572e1, 4.92184563216946036703e1))
-# Y for x <= 5, by order: a rational function of x**2 (for order 1 times x), plus 2 / pi times J(x) log(x) (for order 1 minus 1 / x).
+# Y for x <= 5, by order, with a rational function R: R(x**2) + 2 / pi J(x) log(x), and x R(x**2) + 2 / pi (J(x) log(x) - 1 / x).
 _Y_NUMERATOR = (
     (
         1.55924367855235737965e4,
@@ -178,7 +178,8 @@ _Y_DENOMINATOR = (
         3.97270608116560655612e18,
     ),
 )
-# K by order. For x <= 2: a Chebyshev series in x**2 - 2, and I(x) log(x / 2). For x > 2: a Chebyshev series in 8 / x - 2.
+# K by order, with Chebyshev series S and L. For x <= 2: S(x**2 - 2) - I(x) log(x / 2), and S(x**2 - 2) / x + I(x) log(x / 2). For x > 2:
+# exp(-x) / sqrt(x) L(8 / x - 2).
 _K_SMALL = (
     (
         1.37446543561352307156e-16,
@@ -347,7 +348,7 @@ def polynomial(x: Array, coefficients: Series) -> Array:
 
 
 def chebyshev_series(x: Array, coefficients: Series) -> Array:
-    """Returns the value of a Chebyshev series at x / 2, by Clenshaw's recurrence. The constant term is halved.
+    """Returns the value of a Chebyshev series at x / 2, by Clenshaw's recurrence. The series has half of the constant coefficient.
 
     Args:
         x: twice the point.
@@ -373,7 +374,7 @@ def _value_where(condition: Array, value: float, x: Array) -> Array:
 
 
 def _asymptotic_terms(order: int, x: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Returns the terms of the asymptotic expansions of J and Y for x > 5: P, 5 / x Q, cos t, sin t, and sqrt(2 / (pi x)).
+    """Returns the terms of the asymptotic expansions of J and Y for x > 5: P, (5 / x) Q, cos t, sin t, and sqrt(2 / (pi x)).
 
     The symbols are those of the comment on `_PP`.
     """
@@ -399,7 +400,7 @@ def bessel_j(order: int, x: Array) -> Array:
 
 
 def bessel_y(order: int, x: Array) -> Array:
-    """The Bessel function of the second kind of order 0 or 1: -inf at zero, nan below."""
+    """The Bessel function of the second kind of order 0 or 1: -inf at zero, nan for negative x."""
     square = lax.mul(x, x)
     small = _rational(square, _Y_NUMERATOR[order], _Y_DENOMINATOR[order])
     logarithm = lax.mul(bessel_j(order, x), lax.log(x))
@@ -417,7 +418,7 @@ _MODIFIED_BESSEL_I = (jax.scipy.special.i0, jax.scipy.special.i1)
 
 
 def _modified_bessel_k(order: int, scaled: bool, x: Array) -> Array:
-    """The modified Bessel function of the second kind of order 0 or 1, times exp(x) if `scaled`: inf at zero, nan below."""
+    """The modified Bessel function of the second kind of order 0 or 1, times exp(x) if `scaled`: inf at zero, nan for negative x."""
     series = chebyshev_series(plus(lax.mul(x, x), -2), _K_SMALL[order])
     logarithm = lax.mul(lax.log(times(x, 0.5)), _MODIFIED_BESSEL_I[order](x))
     small = lax.add(logarithm, lax.div(series, x)) if order else lax.sub(series, logarithm)
@@ -437,7 +438,7 @@ def _spherical_bessel_j0(x: Array) -> Array:
     return _value_where(lax.eq(lax.abs(x), number(math.inf, x.dtype)), 0, out)
 
 
-# Ai near 0 is Ai(0) f(x) + Ai'(0) x g(x). f and g are Maclaurin series in x**3, which are 1 at 0.
+# Near 0, Ai(x) is Ai(0) f(x) + Ai'(0) x g(x), where f and g are power series in x**3. The second number is -Ai'(0).
 _AIRY_AT_ZERO, _AIRY_SLOPE_AT_ZERO = 0.355028053887817239260, 0.258819403792806798405
 _AIRY_VALUE_SERIES, _AIRY_SLOPE_SERIES = (
     [1 / math.prod((3 * k - 1 + shift) * (3 * k + shift) for k in range(1, terms + 1)) for terms in range(13, -1, -1)] for shift in (0, 1)

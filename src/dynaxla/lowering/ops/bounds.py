@@ -1,7 +1,7 @@
 """Run-time checks for values that eager mode rejects, such as indices out of range.
 
-If a check fails, the compiled call raises the same exception as eager mode, and mutates nothing. No check is added where the graph shows
-that the values are in range (`interval`).
+If a check fails, the compiled call raises an exception of the same class as eager mode, and mutates nothing. On a GPU, a later call raises
+it (`Context.require`). No check is added where the graph shows that the values are in range (`interval`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Interval = tuple[int, int]  # the lowest and the highest value, both included
 def require_index(
     ctx: Context, index: Array, size: int, error: type[Exception], message: str, source: Any = None, *, from_end: bool = False
 ) -> None:
-    """Makes the compiled call raise unless every index is in range for a dimension.
+    """Makes the compiled call raise unless every index is in range for a dimension of this size.
 
     Args:
         ctx: context of the current node.
@@ -34,8 +34,7 @@ def require_index(
         size: size of the dimension.
         error: class of the exception.
         message: message of the exception.
-        source: the node or number in the graph that `index` is the value of. If the graph shows that its elements are in range, no check is
-            added.
+        source: the node or number in the graph whose value is `index`; no check is added if `interval` finds it to be in range.
         from_end: True if negative indices count from the end.
     """
     low, high = -size if from_end else 0, size - 1
@@ -52,7 +51,7 @@ def require_index(
 
 
 def refuse_unless(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
-    """Makes the compiled call raise if the condition `holds` is False. It is known during tracing; eager mode checks it at run time."""
+    """Makes the compiled call raise if `holds`, a condition that is known during tracing, is False. Tracing itself does not raise."""
     if not holds:
         ctx.require(lax.full((), False), error, message)
 
@@ -115,10 +114,10 @@ def _getitem_interval(ctx: Context, node: Node) -> Interval | None:
 
 
 def _rule_for_scalar_operand(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
-    """Returns a function from a node of a binary op to its interval, which is None unless the second operand is a single number.
+    """Returns a function from a node of a binary op to its interval: None unless the second operand is a known number, the same everywhere.
 
     Args:
-        combine: the op, for integers.
+        combine: the op, as a function of two integers.
     """
 
     def rule(ctx: Context, node: Node) -> Interval | None:
@@ -151,7 +150,7 @@ _VALUES_AND_INDICES = (
     aten.median.dim,
     aten.kthvalue.default,
 )
-# Ops whose result contains only elements of their first argument.
+# Ops whose result contains only elements of their first argument, possibly cast.
 _DATA_MOVEMENT = (
     aten.view.default,
     aten._unsafe_view.default,
@@ -174,7 +173,7 @@ _DATA_MOVEMENT = (
     aten.detach.default,
     aten._to_copy.default,
 )
-# By op: a function that returns the interval of a node's value; None if the graph does not show it.
+# By op: a function of the context and a node that returns the interval of the node's value; None if the graph does not show it.
 _INTERVALS: dict[Any, Callable[[Context, Node], Interval | None]] = {
     **dict.fromkeys(_DATA_MOVEMENT, _first_argument_interval),
     aten.arange.default: _arange_interval,

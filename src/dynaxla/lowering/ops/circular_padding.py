@@ -23,7 +23,7 @@ from ..dimensions import wrap
 from ..dtypes import DType
 from ..implementations import Implementations
 
-# For results of this size or more, torch, which copies each piece once, takes half the time of XLA's concatenations.
+# For results of this size or more, torch takes half the time of XLA's concatenations: it copies each piece once.
 _MIN_BYTES_FOR_TORCH = 1 << 19
 
 
@@ -53,7 +53,7 @@ class CircularPaddingProblem:
 
 
 def _prefers_torch(problem: CircularPaddingProblem) -> bool:
-    """True for a large result whose last dimension is padded. If that dimension has no padding, XLA copies whole rows, and is as fast."""
+    """True for a large result whose last dimension is padded. If only others are padded, XLA copies whole rows, and is as fast."""
     return any(problem.padding[-1]) and math.prod(problem.out) * problem.dtype.itemsize >= _MIN_BYTES_FOR_TORCH
 
 
@@ -70,11 +70,11 @@ def _by_torch(problem: CircularPaddingProblem, x: Array, concatenate: Concatenat
         inside.copy_(operands[0])
         for dim in reversed(range(len(problem.shape))):
             size, (before, after) = problem.shape[dim], problem.padding[dim]
-            written = results[0]  # the part already written, with its padding along `dim`
+            slab = results[0]  # the part whose two ends along `dim` are written next; later dimensions have their padding
             for outer_dim in range(dim):
-                written = written.narrow(outer_dim, problem.padding[outer_dim][0], problem.shape[outer_dim])
-            written.narrow(dim, 0, before).copy_(written.narrow(dim, size, before))
-            written.narrow(dim, before + size, after).copy_(written.narrow(dim, before, after))
+                slab = slab.narrow(outer_dim, problem.padding[outer_dim][0], problem.shape[outer_dim])
+            slab.narrow(dim, 0, before).copy_(slab.narrow(dim, size, before))
+            slab.narrow(dim, before + size, after).copy_(slab.narrow(dim, before, after))
 
     return torch_kernels.call(write, [x], [(problem.out, problem.dtype)])[0]
 
@@ -85,7 +85,7 @@ def _by_xla(problem: CircularPaddingProblem, x: Array, concatenate: ConcatenateF
 
 
 def lower_concatenation(ctx: Context, concatenate: ConcatenateFunction) -> Array:
-    """Lowers the current node, an `aten.cat`: by an implementation of CIRCULAR if the node is circular padding, else by `concatenate`.
+    """Returns the value of the current node, an `aten.cat`: by CIRCULAR if it pads a row-major tensor circularly, else by `concatenate`.
 
     Args:
         ctx: context of the node.
@@ -112,7 +112,7 @@ def _match_circular_cat(node: Node, ctx: Context) -> tuple[Node, int, tuple[int,
     if node.target is not aten.cat.default:
         return None
     pieces: Any = node.args[0]
-    # index: the position of the source among the pieces. At most one piece comes before the source, and at most one after it.
+    # index: a position that the source may have among the pieces. At most one piece comes before the source, and at most one after it.
     for index in range(max(len(pieces) - 2, 0), min(len(pieces), 2)):
         ends = {position - index: _match_slice(piece, ctx) for position, piece in enumerate(pieces) if position != index}
         slices = [end for end in ends.values() if end is not None and end[0] is pieces[index]]

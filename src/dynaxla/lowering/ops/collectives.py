@@ -1,12 +1,13 @@
 """Lowerings of the collectives of `torch.distributed`.
 
 The compiled program calls torch's own collectives with the user's process groups. The collectives read and write the program's buffers. If
-the user has requested XLA's collectives, and XLA has the op, the program contains XLA's collective (`xla_collectives.py`).
+the context has `participants` (the user requested XLA's collectives), and XLA supports the op for these tensors and this group, the program
+contains XLA's collective instead (`xla_collectives.py`).
 
 The collectives of a program run in the order of the graph: each collective reads a token that the previous one has written
 (`Context.effect_token`). Without tokens XLA could reorder the collectives, and two processes that call collectives in different orders wait
 for each other forever. Before a program's first run, its processes compare the collectives that they are about to call
-(`runtime/collective_agreement.py`). A collective returns when its result has arrived, so `wait_tensor` does nothing.
+(`runtime/collective_agreement.py`). A collective in a program returns after its result has arrived, so `wait_tensor` does nothing.
 
 Source: torch.distributed._functional_collectives; its ops are the functional forms of the collectives in torch.distributed.
 """
@@ -32,8 +33,8 @@ from ..graphs import user_line
 from ..registry import lowers
 
 Tensors = Sequence[torch.Tensor]
-# A function that starts a collective. It takes the group, the tensors to write, the tensors to read, and the op's other arguments without
-# the group's name. It returns the handle of the collective, a `torch.distributed.Work`.
+# A function that starts a collective, and returns its handle, a `torch.distributed.Work`. The arguments are the group, the tensors to
+# write, the tensors to read, and the op's other arguments except the group's name.
 Start = Callable[..., Any]
 
 
@@ -102,8 +103,8 @@ _STARTS: dict[str, Start] = {
 def _lower_collective(*args: Any, ctx: Context) -> Any:
     """Lowers the current node's collective.
 
-    The program contains XLA's collective if it was requested and XLA has the op. Otherwise the program calls torch's collective, and waits
-    for the result.
+    The program contains XLA's collective if the context has `participants` and XLA supports the collective. Otherwise the program calls
+    torch's collective, and waits for the result.
     """
     op: Any = ctx.node.target
     operands, *other_args, group_name = args
@@ -129,9 +130,9 @@ def _lower_collective(*args: Any, ctx: Context) -> Any:
 
 
 def run_eagerly(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs a functional collective of a step in eager mode, and waits for its result.
+    """Runs a functional collective in eager mode, and waits for its result. For training steps outside a program.
 
-    As before a program's first run, the processes of the group first compare the collectives that they are about to call.
+    Before the collective starts, the processes of the group compare the collectives that they are about to call.
 
     Args:
         op: one of `asynchronous.COLLECTIVES`.

@@ -1,6 +1,6 @@
 """The op `dynaxla::commit_if_ok`, which returns a new value, or the old value if one of the program's checks has failed.
 
-Programs for GPUs use it, because their calls do not wait for the results of the checks.
+Programs for GPUs use the op for late writes (passes/aten/late_writes.py), because their calls do not wait for the results of the checks.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _minimum(x: Array, y: Array) -> Array:
 def _preserves_signed_zeros(dtype: DType) -> bool:
     """True for dtypes whose clamp at zero is a select, which keeps the sign of zeros.
 
-    For half types the clamp is a maximum, which needs fewer roundings (see passes/jaxpr/bfloat16_rounding.py).
+    For half types the clamp is a maximum or minimum, which needs fewer roundings (see passes/jaxpr/bfloat16_rounding.py).
     """
     return dtypes.is_float(dtype) and dtype.itemsize > 2
 
@@ -77,14 +77,14 @@ def at_least(x: Array, low: Any) -> Array:
 
 
 def at_most(x: Array, high: Any) -> Array:
-    """min(x, high) for a number `high`. With high = 0, zeros keep their sign, as in `at_least`."""
+    """min(x, high) for a number `high`. With high = 0, zeros keep their sign (see `at_least`)."""
     if _preserves_signed_zeros(x.dtype) and not is_dynamic(high) and high == 0:
         return lax.select(lax.gt(x, number(high, x.dtype)), full_like(x, high), x)
     return _minimum(x, expand(convert(high, x.dtype), x.shape))
 
 
 def _ignore_nan(function: Function) -> Function:
-    """Returns a function that differs from `function` only where one operand is nan: the result is then the other operand."""
+    """Returns a function of two arrays with the results of `function`, except where one array is nan: there, those of the other array."""
 
     def ignoring_nan(x: Array, y: Array) -> Array:
         if not dtypes.is_float(x.dtype):
@@ -96,9 +96,9 @@ def _ignore_nan(function: Function) -> Function:
 
 @functools.cache
 def _saturates_bounds() -> bool:
-    """True if the installed torch's clamp saturates a bound that the dtype cannot hold.
+    """True if the installed torch's clamp saturates a bound that x's integer dtype cannot hold.
 
-    torch 2.15 saturates it. In earlier versions -1 becomes 255 for uint8, and most other such bounds raise.
+    torch 2.15 saturates such a bound. In earlier versions -1 becomes 255 for uint8, and most other such bounds raise.
     """
     with private.without_modes():
         return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
@@ -164,9 +164,9 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x: Array, mask: Array, value: Any) -> Array:
-    """`value` where the mask is True, else x.
+    """`value`, a number or a rank-0 tensor, where the mask is True, else x.
 
-    Shape:  x and mask, broadcast.
+    Shape:  that of x and the mask, broadcast.
     Dtype:  that of x, whatever the dtype of `value`.
     """
     x, mask = broadcast([x, mask])
@@ -175,7 +175,7 @@ def masked_fill(x: Array, mask: Array, value: Any) -> Array:
 
 @lowers(aten.nan_to_num.default)
 def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Array:
-    """x with nan and infinities replaced by numbers: by default 0 and the dtype's limits.
+    """x with nan and infinities replaced by numbers: by default, nan by 0, and infinities by the largest and lowest finite number.
 
     Shape:  that of x.
     Dtype:  that of x.

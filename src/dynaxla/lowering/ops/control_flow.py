@@ -1,7 +1,7 @@
 """Control flow, lowered to XLA's branches and loops: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and `invoke_subgraph`.
 
-The branches and loop bodies are graphs. A lowered branch or loop also returns the index of the first of its run-time checks
-(`Context.require`) that failed. Random numbers in a loop are derived from a PRNG key that differs in each iteration.
+The branches and loop bodies are graphs. A lowered branch or loop has one more result: the index of the first of its run-time checks
+(`Context.require`) that failed, or NONE_FAILED. In a loop, each iteration derives its random numbers from a PRNG key of its own.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]
 
 
 def _require_arrays(values: Sequence[Any], description: str) -> tuple[Array, ...]:
-    """Returns the values, all of which must be arrays.
-
-    Args:
-        values: the values.
-        description: the kind of value, for the message.
+    """Returns the values as a tuple. `description` is the kind of the values, for the message.
 
     Raises:
         UnsupportedOp: A value is not an array.
@@ -61,7 +57,7 @@ def _require_arrays(values: Sequence[Any], description: str) -> tuple[Array, ...
 def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: Sequence[Any] = (), *, ctx: Context) -> list[Any]:
     """The outputs of one of two graphs, selected by the predicate. Both graphs are compiled into the program; only one runs.
 
-    If the predicate is a Python number, it is known during tracing, and only the selected graph is compiled.
+    If the predicate is a Python number, only the selected graph is compiled.
 
     Shape:  the predicate has one element; both graphs return the same shapes and dtypes.
     Raises: UnsupportedOp if a result is a tensor in one branch only, or a different number in each branch.
@@ -98,6 +94,8 @@ def while_loop(
 ) -> tuple[Array, ...]:
     """The carried values after the last iteration. A failed check ends the loop.
 
+    Both graphs take the carried values and `additional`, operands that stay the same.
+
     Shape:  the carried values keep their shapes.
     Raises: UnsupportedOp for a carried value that is not a tensor.
     """
@@ -128,7 +126,9 @@ def while_loop(
 
 
 def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """The carried values after the last iteration, followed by the other results, each stacked over all iterations.
+    """The carried values after the last iteration, followed by the graph's other results, each stacked over all iterations.
+
+    The graph takes the carried values, a slice of each of `xs`, and `additional`, operands that stay the same.
 
     Shape:  the carried values keep their shapes; the first dimension of `xs` and of the stacked results is the number of iterations.
     Raises: UnsupportedOp for a carried value or a result that is not a tensor.
@@ -159,7 +159,7 @@ def map_(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, 
 
 
 def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """The associative scan of `xs` along the first dimension. The graph combines two slices; `jax.vmap` combines many at once.
+    """The associative scan of `xs` along the first dimension. The graph combines two slices, and `jax.vmap` many pairs of slices at once.
 
     Shape:  those of `xs`.
     Raises: UnsupportedOp for a graph that draws random numbers or has run-time checks.
@@ -178,7 +178,7 @@ def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[An
 
 
 def invoke_subgraph(graph: Subgraph, identifier: str | None, *operands: Any, ctx: Context) -> list[Any]:
-    """The outputs of a graph that several nodes may call (torch's nested compile regions). The graph is inlined at each call."""
+    """The outputs of a graph that several nodes may call (torch's nested compile regions), inlined at each call. `identifier` is unused."""
     return _inline(graph, operands, ctx)
 
 

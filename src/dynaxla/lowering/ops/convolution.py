@@ -1,4 +1,4 @@
-"""Convolutions and their gradients, in PyTorch's own order of dimensions (batch, channel, space)."""
+"""Convolutions and their gradients, of tensors in PyTorch's order of dimensions: (batch, channel, *space)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class ConvolutionProblem:
         groups: number of groups.
         transposed: True for a transposed convolution, which is the gradient of a convolution's input. The weight is already reversed along
             the spatial dimensions.
-        dtype: dtype of x and weight. The result has this dtype, or the accumulator's dtype.
+        dtype: dtype of x and weight. For half types, the result has this dtype or float32, depending on the implementation.
         precision: precision of the products, as for `lax.conv_general_dilated`.
-        platform: JAX's name of the platform.
+        platform: `Context.platform`.
     """
 
     x: tuple[int, ...]
@@ -93,7 +93,7 @@ CONVOLUTION: Implementations[ConvolutionProblem] = Implementations("convolution"
 # With fewer multiplications, the call of oneDNN takes longer (15 microseconds) than the time that it saves.
 _MIN_PRODUCTS_FOR_ONEDNN = 250_000
 
-# Depthwise convolutions with more elements in the kernel are computed by oneDNN.
+# Depthwise convolutions with more elements in the kernel are computed by oneDNN, not by the implementation "taps".
 _MAX_KERNEL_SIZE_FOR_TAPS = 32
 
 
@@ -147,7 +147,7 @@ def _supports_taps(problem: ConvolutionProblem) -> bool:
     "taps", platforms=["cpu"], supports=_supports_taps, preferred=lambda problem: problem.weight[2] <= _MAX_KERNEL_SIZE_FOR_TAPS
 )
 def _by_taps(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The sum, over the kernel's elements, of the element times a slice of x.
+    """The sum, over the kernel's elements (the taps), of the element times a slice of x.
 
     XLA fuses these elementwise ops with neighbouring ops in any layout. oneDNN takes ten times as long, torch five times.
     """
@@ -185,7 +185,7 @@ def _kernel_spans(problem: ConvolutionProblem) -> list[int]:
 
 
 def _supports_torch(problem: ConvolutionProblem) -> bool:
-    """True for a transposed convolution that torch can express: stride 1, and padding and output padding in torch's ranges."""
+    """True for a transposed convolution that torch supports: its padding and output padding are in torch's ranges, and `stride` is 1."""
     if not 3 <= len(problem.x) <= 5 or not problem.transposed:
         return False
     return (
@@ -196,7 +196,7 @@ def _supports_torch(problem: ConvolutionProblem) -> bool:
 
 
 def _prefers_torch(problem: ConvolutionProblem) -> bool:
-    """True if other implementations would multiply zeros between x's elements, or reverse a weight that is larger than the result."""
+    """True if other implementations would multiply the zeros of `base_dilation`, or reverse a weight that is larger than the result."""
     reversal_is_large = math.prod(problem.weight) > math.prod(problem.out) and math.prod(problem.weight[2:]) > 1
     return problem.products >= _MIN_PRODUCTS_FOR_ONEDNN and (reversal_is_large or any(step > 1 for step in problem.base_dilation))
 
@@ -218,11 +218,11 @@ def _by_torch(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array 
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, kernel = operands
-        grad_input = results[0].movedim(-1, 1)  # also passed as the input: torch reads only its shape and strides
+        grad_input = results[0].movedim(-1, 1)  # also the op's input, of which torch reads only shape and strides
         grad_input.copy_(aten.convolution_backward(rows.movedim(-1, 1), grad_input, kernel, None, *settings, [True, False, False])[0])
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
-    # torch needs the weight that is not reversed. XLA removes this reversal together with the one in `_input_gradient`.
+    # torch needs the original weight, and `weight` is reversed. XLA removes this reversal together with the one in `_input_gradient`.
     (out,) = torch_kernels.call(write, [channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
     out = channels_first(out)
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
@@ -250,7 +250,7 @@ def _is_half(problem: ConvolutionProblem) -> bool:
 
 @CONVOLUTION.implementation("cudnn", platforms=["cuda"], supports=_is_half)
 def _by_cudnn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The convolution with a result of the half type: cuDNN adds in float32, and rounds once.
+    """XLA's convolution with a result in x's half type. cuDNN adds in float32, and rounds once.
 
     For a result in float32, XLA would make cuDNN multiply float32 operands.
     """
@@ -259,7 +259,7 @@ def _by_cudnn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array 
 
 @CONVOLUTION.implementation("xla")
 def _by_xla(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
-    """XLA's own convolution, with a result of dtype `dtype`, by default the accumulator's dtype."""
+    """XLA's own convolution, with a result of dtype `dtype`. The default is float32 for half types, else x's dtype."""
     out = lax.conv_general_dilated(
         x,
         weight,
@@ -296,12 +296,18 @@ def convolution(
     Dtype:  that of x.
     """
     stride, padding, dilation, output_padding = _per_dim(x, stride, padding, dilation, output_padding)
-    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. For small tensors, kernel_refusals.py has already
-    # tried the kernel itself.
+    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. If x and weight are small, kernel_refusals.py has
+    # already tried torch's kernel.
     if min(*stride, *dilation) <= 0 or min(*padding, *output_padding) < 0:
-        raise UnsupportedOp(f"torch's kernel refuses a convolution with stride {stride}, dilation {dilation}, padding {padding}")
+        raise UnsupportedOp(
+            "torch's kernel refuses a convolution unless stride and dilation are positive, and padding and output_padding not negative: "
+            f"stride {stride}, dilation {dilation}, padding {padding}"
+        )
     if transposed and any(extra >= max(limits) for extra, *limits in zip(output_padding, stride, dilation, strict=True)):
-        raise UnsupportedOp(f"torch's kernel refuses output padding {output_padding} with stride {stride}, dilation {dilation}")
+        raise UnsupportedOp(
+            "torch's kernel refuses an output_padding that is smaller than neither stride nor dilation: "
+            f"{output_padding}, stride {stride}, dilation {dilation}"
+        )
     shape = ctx.output.shape
     if transposed:
         # A transposed convolution is the gradient of a plain convolution with respect to its input.
@@ -341,7 +347,7 @@ def convolution_backward(
             grad_input = _input_gradient(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         grad_input = convert(grad_input, x.dtype)
     if output_mask[1]:
-        # If transposed, grad takes the place of the plain convolution's input, and x that of its result's gradient.
+        # A transposed convolution is the input gradient of a plain one, in which grad is the input, and x the gradient of the result.
         plain_input, plain_grad = (grad, x) if transposed else (x, grad)
         grad_weight = convert(weight_gradient(plain_input, plain_grad, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
     if output_mask[2]:
@@ -378,7 +384,7 @@ _IO = (1, 0)
 def convolve(
     x: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """Returns the plain (not transposed) convolution with a result of `shape`, in x's dtype or the accumulator's."""
+    """Returns the plain (not transposed) convolution with a result of `shape`. See `ConvolutionProblem.dtype` for its dtype."""
     space = range(2, x.ndim)
     padding_pairs, window_counts = [], []
     for dim, step, pad, spacing in zip(space, stride, padding, dilation, strict=True):
@@ -386,14 +392,14 @@ def convolve(
         window_counts.append((x.shape[dim] + 2 * pad - spacing * (weight.shape[dim] - 1) - 1) // step + 1)
     full_shape = (*shape[:2], *window_counts)
     out = _correlate(x, weight, bias, full_shape, ctx, groups, stride=stride, padding=padding_pairs, dilation=dilation)
-    # In the gradient of a transposed convolution, output padding beyond the stride gives more windows than the input has elements.
+    # In the input gradient of a transposed convolution, an output padding of the stride or more gives surplus windows at the end.
     return out if out.shape == tuple(shape) else lax.slice(out, [0] * out.ndim, shape)
 
 
 def _input_gradient(
     grad: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """Returns the gradient, of shape `shape`, of a convolution's input: grad, dilated by the stride, convolved with the reversed weight."""
+    """Returns a plain convolution's input gradient, of shape `shape`: grad, dilated by the stride, convolved with the reversed weight."""
     space = range(2, grad.ndim)
     reversed_weight = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
     if groups > 1:
@@ -434,12 +440,8 @@ def _correlate(
         bias: added to each output channel; None for no bias.
         shape: shape of the result.
         ctx: context of the current node.
-        groups: number of groups. This argument and the following ones are attributes of `ConvolutionProblem`.
-        stride: empty for 1.
-        padding: pairs of integers.
-        base_dilation: empty for 1.
-        dilation: one integer for each spatial dimension.
-        transposed: True for a transposed convolution.
+        groups, stride, padding, base_dilation, dilation, transposed: attributes of `ConvolutionProblem`. An empty stride or base_dilation
+            means 1.
     """
     if 0 in x.shape or 0 in weight.shape or 0 in shape:
         out = lax.full(shape, 0, dtypes.accumulator(x.dtype))

@@ -1,4 +1,4 @@
-"""Convolution ops that are named after particular kernels. They are in a graph only if the user's program calls them directly."""
+"""Convolution ops that are named after particular kernels of torch. A graph has them only if the user's program calls them directly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def convolution_with_settings(
 
 @lowers(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
 def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
-    """Same as `convolution` with one group. `kernel` has the spatial sizes of the weight."""
+    """Same as `convolution` with one group. `kernel` is not read: it repeats the spatial sizes of the weight."""
     return convolution(x, weight, bias, stride, padding, [1], False, [0], 1, ctx=ctx)
 
 
@@ -98,7 +98,7 @@ def conv_depthwise(
 
 @lowers(aten.conv_tbc.default)
 def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
-    """A convolution over time, the first dimension, with `pad` zeros at both of its ends.
+    """A convolution over the first dimension, time, with `pad` zeros before the first time and after the last.
 
     Shape:  x (time, batch, in), weight (kernel, in, out) and bias (out) give (time + 2 * pad - kernel + 1, batch, out).
     Dtype:  that of x.

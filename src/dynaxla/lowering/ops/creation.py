@@ -76,7 +76,7 @@ def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.empty_strided.default, aten.empty_permuted.default)
 def empty_strided(size: Any, layout: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros. Strides and orders of dimensions exist in eager mode only; a JAX array has none.
+    """Zeros. `layout` (strides, or an order of dimensions) is not read: a JAX array has no strides.
 
     Dtype:  `dtype` if given, else the default float.
     """
@@ -103,7 +103,7 @@ def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) 
 
 @lowers(aten.new_empty_strided.default)
 def new_empty_strided(x: Array, size: Any, stride: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros. Strides exist in eager mode only; a JAX array has none.
+    """Zeros. `stride` is not read: a JAX array has no strides.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -183,19 +183,19 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
     """`steps` evenly spaced numbers from start to end, both included. Each number is computed from the nearer end: both ends are exact.
 
     Shape:  [steps].
-    Dtype:  `dtype` if given, else the default float, or complex for complex ends.
+    Dtype:  `dtype` if given, else the default float, or the default complex dtype for complex ends.
     Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
     """
     return evenly_spaced(start, end, steps, ctx.output.jax_dtype)
 
 
 def evenly_spaced(start: Any, end: Any, steps: int, dtype: DType) -> Array:
-    """Same as `linspace`. The ends are numbers or arrays of rank 0."""
+    """Same as `linspace`, with a result of `dtype`. The ends are numbers or arrays of rank 0."""
     start, end = (convert(value, dtype) if isinstance(value, Array) else number(value, dtype) for value in (start, end))
     if steps < 2:
         return lax.broadcast(start, (steps,))
     if dtypes.is_integer(dtype):
-        # As in ATen, the step is a float32 for all integer dtypes except int64, and each value is truncated.
+        # As in ATen, the step is a float32, for 64-bit integers a float64, and each value is truncated.
         counting_dtype = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
     elif dtypes.is_complex(dtype):
         counting_dtype = dtype
@@ -274,7 +274,7 @@ lower_table(
 
 @lowers(aten._conj.default)
 def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
-    """The conjugate. In the gradient of a tensor times a Python number, x is the number, and the result a tensor of shape []."""
+    """The conjugate of x. x is a Python number in the gradient of a tensor times a number. The result then has shape []."""
     return jnp.conj(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 
@@ -305,7 +305,7 @@ def view_as_real(x: Array) -> Array:
     """Real and imaginary parts, stacked in a new last dimension.
 
     Shape:  that of x, followed by 2.
-    Dtype:  the real dtype of x.
+    Dtype:  float32 for complex64, float64 for complex128.
     """
     shape = (*x.shape, 1)
     return lax.concatenate([lax.reshape(lax.real(x), shape), lax.reshape(lax.imag(x), shape)], x.ndim)
@@ -313,10 +313,10 @@ def view_as_real(x: Array) -> Array:
 
 @lowers(aten.view_as_complex.default, aten.view_as_complex_copy.default)
 def view_as_complex(x: Array) -> Array:
-    """Complex numbers from pairs of parts.
+    """Complex numbers from pairs of real and imaginary parts.
 
-    Shape:  x without its last dimension, which is 2.
-    Dtype:  the complex dtype of x.
+    Shape:  that of x without its last dimension, which has size 2.
+    Dtype:  complex64 for float32, complex128 for float64.
     """
     shape = x.shape[:-1]
     real, imaginary = (lax.reshape(lax.slice_in_dim(x, part, part + 1, axis=x.ndim - 1), shape) for part in (0, 1))

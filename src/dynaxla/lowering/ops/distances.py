@@ -1,6 +1,6 @@
 """Lowerings of the p-norm distances between rows, and of their gradients.
 
-The array of all pairwise differences is never materialized: XLA fuses the subtraction into the reduction.
+Except in `pdist_backward`, which scatters, the pairwise differences are not materialized: XLA fuses the subtraction into the reduction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _pairwise_differences(x1: Array, x2: Array) -> Array:
 
 
 def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
-    """Returns the derivative of `distance`, the p-norm of `difference` over the last dimension, with respect to each element.
+    """Returns the derivative of `distance`, the p-norm of `difference` over the last dimension, by each element of `difference`.
 
     The derivative is zero where it is not defined, as in ATen's kernels.
     """
@@ -62,7 +62,7 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
 def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
     """Returns the p-norm distance between each row of x1 and each row of x2.
 
-    compute_mode has no effect: distances are never computed by a matmul, whose rounding errors are larger.
+    compute_mode, which lets ATen use a matmul, has no effect: a matmul has larger rounding errors.
 
     Shape:  x1 (*batch, P, M) and x2 (*batch, R, M) give (*batch, P, R), with broadcast batches.
     Dtype:  that of x1.

@@ -33,7 +33,7 @@ def div(x: Any, y: Any, ctx: Context) -> Array:
     Dtype:  promoted from x and y; the default float for bool and integers.
     """
     divide = exact_division(ctx) if _is_divisor_shared(x, y) else lax.div
-    return elementwise(_of_quotients(divide, ctx), (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
+    return elementwise(_unmerged_division(divide, ctx), (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
 
 
 @lowers(aten.reciprocal.default)
@@ -42,16 +42,16 @@ def reciprocal(x: Array, ctx: Context) -> Array:
 
     Dtype:  that of x; the default float for bool and integers.
     """
-    return elementwise(_of_quotients(lambda a: lax.div(full_like(a, 1), a), ctx), (x,), Promotion.INT_TO_FLOAT)
+    return elementwise(_unmerged_division(lambda a: lax.div(full_like(a, 1), a), ctx), (x,), Promotion.INT_TO_FLOAT)
 
 
 _QUOTIENTS = frozenset([aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.reciprocal.default])
 
 
-def _of_quotients(function: Function, ctx: Context) -> Function:
-    """Returns the function of the node's operands, so that XLA does not merge its division with divisions that compute the operands."""
+def _unmerged_division(function: Function, ctx: Context) -> Function:
+    """Returns `function` with, if necessary, barriers that keep XLA from merging its division with divisions that compute its operands."""
     # XLA replaces (a / b) / c by a / (b * c), and a / (b / c) by a * c / b: the product may overflow where eager mode is finite. The
-    # barrier prevents this, and XLA:CPU fuses the ops on both of its sides.
+    # barrier prevents this. XLA:CPU still fuses the ops before the barrier with those after it.
     quotients = {index for index, item in enumerate(ctx.node.args) if isinstance(item, Node) and item.target in _QUOTIENTS}
     if not ctx.eager.divides_exactly or not quotients:
         return function
@@ -70,7 +70,7 @@ def _is_divisor_shared(x: Any, y: Any) -> bool:
 def exact_division(ctx: Context) -> Function:
     """Returns a function that divides floats with the rounding of eager mode."""
     # XLA replaces a division by a broadcast divisor with a multiplication by the divisor's reciprocal: 49 / 7 may then differ from 7 in the
-    # last bit, which can change the floor of the quotient. The barrier prevents this, and XLA:CPU fuses the ops on both of its sides.
+    # last bit, which can change the floor of the quotient. The barrier prevents this, but not fusion on XLA:CPU.
     return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
 
 
@@ -80,7 +80,7 @@ def _floor_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rounding
     Args:
         x: the dividend.
         y: the divisor, of the same shape and dtype.
-        divide: the division of floats.
+        divide: divides two floats; see `exact_division`.
         round_to_dtype: rounds each intermediate result to the dtype in which eager mode keeps it.
 
     Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer
@@ -124,8 +124,8 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
         return div(x, y, ctx)
     _require_nonzero(ctx, x, y)
     divide = _floor_divide if rounding_mode == "floor" else _truncating_divide
-    # For two tensors of a half type, ATen rounds every intermediate result to that type. If y is a number, ATen rounds only
-    # the result.
+    # If the common dtype is a half type, ATen rounds every intermediate result to it. If y is a number or has rank 0, ATen rounds only the
+    # result.
     common = result_type((x, y))
     is_half = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
     round_to_dtype: Rounding = (lambda value: rounded(value, common)) if is_half else (lambda value: value)

@@ -46,13 +46,14 @@ def _scale(x: Array, factor: Any) -> Array:
     return x if factor == 1 else _multiply(x, number(factor, x.dtype))
 
 
-# Ops that XLA merges, if the operand of one is another one, and both have a number: (x + 1e8) - 1e8 becomes x, and x * 0.1 * 10 becomes x.
+# XLA merges an op with the op that computes its operand if both are in the same set and have a constant operand: (x + 1e8) - 1e8 becomes x,
+# and x * 0.1 * 10 becomes x.
 _SUMS = frozenset([aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar])
 _PRODUCTS = frozenset([aten.mul.Tensor, aten.mul.Scalar])
 
 
 def _unmerged(function: Function, ctx: Context, ops: Set[Any]) -> Function:
-    """Returns the function of two operands, so that XLA does not merge its op with another one of `ops` that computes an operand."""
+    """Returns `function`, of two operands. Adds a barrier if XLA would merge its op with one of `ops` that computes an operand."""
     operands = ctx.node.args[:2]
     if not ctx.eager.divides_exactly or not any(map(_is_constant_number, operands)):
         return function
@@ -60,7 +61,7 @@ def _unmerged(function: Function, ctx: Context, ops: Set[Any]) -> Function:
         return function
     if not dtypes.is_inexact(ctx.output.jax_dtype):
         return function
-    # The barrier hides the number from XLA's simplification. XLA:CPU fuses the ops on both of its sides.
+    # The barrier hides the number from XLA's simplification. XLA:CPU still fuses the ops before the barrier with those after it.
     is_first = _is_constant_number(operands[0])
     return lambda a, b: function(lax.optimization_barrier(a), b) if is_first else function(a, lax.optimization_barrier(b))
 
@@ -70,7 +71,7 @@ def _is_constant_number(value: Any) -> bool:
 
 
 def plus_zero(x: Array) -> Array:
-    """Returns x + 0.0, in which -0.0 becomes 0.0, by a select: XLA would remove the addition of a constant zero."""
+    """Returns x + 0.0, which turns -0.0 into 0.0. The function uses a select, because XLA would remove the addition of a constant zero."""
     if dtypes.is_complex(x.dtype):
         return lax.complex(plus_zero(lax.real(x)), plus_zero(lax.imag(x)))
     if not dtypes.is_float(x.dtype):
@@ -79,7 +80,7 @@ def plus_zero(x: Array) -> Array:
 
 
 def _is_zero(value: Any, sign: int = 1) -> bool:
-    """True for a Python number that is a zero of this sign. Dynamic scalars and symbolic numbers are not constants of the program."""
+    """True for a Python number that is a zero of this sign. False for dynamic scalars and symbolic numbers: they are no constants."""
     is_number = isinstance(value, (int, float)) and not is_dynamic(value) and not is_symbolic(value)
     return is_number and value == 0 and math.copysign(1, value) == sign
 
@@ -89,7 +90,7 @@ _FILL_VALUE_POSITION = {aten.full.default: 1, aten.full_like.default: 1, aten.ne
 
 
 def _is_tensor_of_zeros(node: Any) -> bool:
-    """True for a node whose value XLA knows to be zeros: a filled tensor or a constant of the graph, possibly viewed, copied or cast."""
+    """True for a node whose value XLA knows to be 0.0: a filled tensor or a constant of the graph, possibly viewed, copied or cast."""
     while isinstance(node, Node) and node.op == "call_function":
         op: Any = node.target
         if op in _FILL_VALUE_POSITION:
@@ -147,7 +148,8 @@ def add_scalar(x: Array, y: Any, alpha: Any = 1, *, ctx: Context) -> Array:
 
 
 def sub(x: Any, y: Any, *, alpha: Any = 1, function: Function = lax.sub) -> Array:
-    """Returns x - alpha * y. function: subtracts two arrays."""
+    """Returns x - alpha * y. `function` subtracts two arrays."""
+    # x - (-0.0) is x + 0.0.
     if _is_zero(y, -1) and _is_zero(alpha - 1):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
     return elementwise(lambda a, b: function(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
@@ -209,7 +211,7 @@ def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(start: Array, end: Array, weight: Any) -> Array:
-    """start + weight * (end - start), measured from the nearer end, so that weights 0 and 1 give the ends exactly.
+    """start + weight * (end - start), computed from the nearer end, so that weights 0 and 1 give start and end exactly.
 
     Shape:  that of all tensors, broadcast.
     Source: ATen native/Lerp.h
@@ -345,7 +347,7 @@ def _reciprocal(x: Array) -> Array:
 
 
 def _shift_right(x: Array, bits: Array) -> Array:
-    """Returns x shifted right: arithmetically, or logically for unsigned dtypes. A negative or too large shift leaves only sign bits."""
+    """Returns x shifted right: arithmetically, or logically if unsigned. A negative or too large shift leaves copies of the sign, or 0."""
     return (lax.shift_right_logical if np.issubdtype(x.dtype, np.unsignedinteger) else lax.shift_right_arithmetic)(x, bits)
 
 
@@ -386,7 +388,7 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
         if ctx.eager.divides_exactly:
-            ten = lax.optimization_barrier(ten)  # XLA would merge it with a number by which x is multiplied
+            ten = lax.optimization_barrier(ten)  # else XLA merges `ten` with a constant factor of x
         if decimals < 0:
             return lax.mul(round_half_to_even(lax.div(x, ten)), ten)
         return lax.div(round_half_to_even(lax.mul(x, ten)), ten)
@@ -417,18 +419,18 @@ def _log2(x: Array) -> Array:
     return lax.select(is_positive_finite, out, lax.log(x))
 
 
-# The exponents of the powers of ten in float64.
+# The exponents of the powers of ten that are normal numbers of float64.
 _POWERS_OF_TEN = range(-307, 309)
 
 
 def _log10(x: Array) -> Array:
     if np.dtype(x.dtype) == np.float32:
-        # In float64, powers of ten give integers.
+        # The float64 result is exact for powers of ten (below), and so is its cast.
         return convert(_log10(convert(x, np.dtype(np.float64))), np.dtype(np.float32))
     out = _scale(lax.log(x), 1 / math.log(10))
     if dtypes.is_complex(x.dtype):
         return out
-    # The product is not exact for powers of ten.
+    # The product `out` is not exact for powers of ten, so the nearest integer replaces it there.
     nearest = lax.clamp(np.float64(_POWERS_OF_TEN[0]), lax.round(out), np.float64(_POWERS_OF_TEN[-1]))
     index = convert(lax.sub(nearest, full_like(nearest, _POWERS_OF_TEN[0])), np.dtype(np.int32))
     power = jnp.take(np.array([float(f"1e{exponent}") for exponent in _POWERS_OF_TEN]), index, mode="clip")
@@ -478,7 +480,7 @@ def mul(x: Any, y: Any) -> Array:
     return elementwise(_multiply, (x, y), Promotion.DEFAULT, wide_second=True)
 
 
-# These ops are exact in every dtype, so half types need no float32.
+# These ops are exact in every dtype, so they do not compute half types in float32.
 lower_table(
     {
         aten.neg.default: lax.neg,

@@ -31,7 +31,7 @@ _OUT_OF_RANGE = "index out of range in self"
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False, *, ctx: Context
 ) -> Array:
-    """The rows of a table at the given indices.
+    """The rows of the table `weight` at the given indices. `sparse` has no effect.
 
     Shape:  that of the indices, followed by the width of the table.
     Dtype:  that of the weight.
@@ -47,14 +47,14 @@ def embedding(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def _with_torch_gradient(rows: Array, indices: Array, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
-    """Returns `rows` unchanged, with a JVP rule that gives torch's gradient if the lowered function is differentiated with JAX.
+    """Returns `rows` unchanged, with a JVP rule for callers that differentiate the lowered function with JAX: it gives torch's gradient.
 
     Args:
         rows: the rows of a table at `indices`.
         indices: the indices, of any shape.
         count: number of rows of the table.
         padding_idx: index of a row without gradient; negative for none.
-        scale_grad_by_freq: True if the gradient of a row is divided by the number of its uses.
+        scale_grad_by_freq: True if the gradient of a row is divided by the number of times that its index occurs.
     """
     return rows
 
@@ -73,7 +73,7 @@ def _torch_jvp(count: int, padding_idx: int, scale_grad_by_freq: bool, primals: 
 
 
 def _use_counts(indices: Array, count: int, dtype: dtypes.DType) -> Array:
-    """Returns the number of uses of each row of a table with `count` rows."""
+    """Returns, for each row of a table with `count` rows, the number of times that its index occurs in `indices`: (count)."""
     return write_slices(lax.full((count,), 0, dtype), 0, indices, lax.full(indices.shape, 1, dtype), "sum")
 
 
@@ -81,11 +81,11 @@ def _table_gradient(rows: Array, indices: Array, count: int, padding_idx: int, s
     """Returns the gradient of a table.
 
     Args:
-        rows: gradients of the rows that were looked up, in the accumulator's dtype.
+        rows: gradients of the rows that were looked up, (indices, width), in float32 if grad has a half type.
         indices: the index of each row in the table, of rank 1.
         count: number of rows of the table.
         padding_idx: index of a row without gradient; negative for none.
-        scale_grad_by_freq: True if the gradient of a row is divided by the number of its uses.
+        scale_grad_by_freq: True if the gradient of a row is divided by the number of times that its index occurs.
         out_dtype: dtype of the result.
     """
     if scale_grad_by_freq:
@@ -100,8 +100,8 @@ def _table_gradient(rows: Array, indices: Array, count: int, padding_idx: int, s
 def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
     """The table's gradient.
 
-    Each row is the sum of the gradients of its uses; half types are added in float32. With `scale_grad_by_freq` the sum is divided by the
-    number of uses. The row at `padding_idx` is zero.
+    Each row is the sum of the rows of grad at which its index occurs; half types are added in float32. With `scale_grad_by_freq` the sum is
+    divided by the number of summands. The row at `padding_idx` is zero.
 
     Shape:  (num_weights, width).
     Dtype:  that of grad.
@@ -113,7 +113,7 @@ def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padd
 
 @lowers(aten.embedding_renorm.default)
 def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float, *, ctx: Context) -> Array:
-    """The table, with the rows at `indices` whose norm is larger than `max_norm` scaled down to that norm.
+    """The table, in which the rows at `indices` with a norm above `max_norm` are scaled down to the norm `max_norm`.
 
     Shape:  that of the weight.
     """
@@ -141,7 +141,7 @@ def embedding_bag(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """The sum, mean or maximum of the rows of each bag; zeros for an empty bag. Rows at `padding_idx` do not count.
+    """The sum, mean or maximum (`mode`) of the rows of each bag; zeros for an empty bag. Indices equal to `padding_idx` do not count.
 
     The other results are for the backward: the bag of each index, the size of each bag, and the indices of the rows that have the maxima.
     A result that PyTorch does not compute for the given `mode` is zero.
@@ -165,7 +165,7 @@ def embedding_bag(
     max_indices = lax.full((bags, width), 0, indices.dtype)
     if mode == MAX:
         result = write_slices(lax.full((bags, width), -np.inf, accumulator), 0, target, rows, "amax")
-        # For each bag, the first position of the maximum is needed. A NaN counts as the maximum.
+        # For each bag and column, `max_indices` needs the first position of the maximum. A NaN counts as the maximum.
         bag_max = take_along(result, 0, target)
         is_max = lax.bitwise_or(lax.eq(rows, bag_max), lax.ne(rows, rows))
         no_position = lax.full(rows.shape, indices.size, np.dtype(np.int64))
@@ -248,7 +248,8 @@ def embedding_bag_dense_backward(
 def embedding_bag_per_sample_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:
-    """The gradient of `per_sample_weights`: for each index, the dot product of its row and the gradient of its bag; 0 for `padding_idx`.
+    """The gradient of `per_sample_weights`: for each index, the dot product of its row of `weight` and the row of `grad` for its bag; 0 for
+    `padding_idx`.
 
     Shape:  that of the indices.
     Dtype:  that of grad.

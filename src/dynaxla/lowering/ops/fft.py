@@ -37,11 +37,11 @@ def _times(x: Array, factor: float) -> Array:
 
 
 def _normalize(x: Array, normalization: int, elements: int) -> Array:
-    """Returns the result of a transform with the normalization that an ATen fft_norm_mode means.
+    """Returns the result of a transform, normalized.
 
     Args:
         x: the result without normalization.
-        normalization: 0 leaves x unchanged, 1 divides it by the square root of `elements`, 2 by `elements`.
+        normalization: ATen's fft_norm_mode: 0 leaves x unchanged, 1 divides it by the square root of `elements`, 2 by `elements`.
         elements: number of transformed elements.
     """
     return _times(x, {0: 1.0, 1: 1 / math.sqrt(elements), 2: 1 / elements}[normalization])
@@ -53,7 +53,7 @@ def _unnormalized_transform(x: Array, dims: Sequence[int], forward: bool) -> Arr
         group = dims[first : first + _MAX_FFT_DIMS]
         lengths = [x.shape[dim] for dim in group]
         x = _transform(x, group, lengths, "FFT" if forward else "IFFT")
-        # XLA's inverse divides by the number of elements.
+        # XLA's inverse transform divides by the number of elements: this multiplication undoes the division.
         x = x if forward else _times(x, math.prod(lengths))
     return x
 
@@ -79,7 +79,8 @@ def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> 
 def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool, *, ctx: Context) -> Array:
     """The discrete Fourier transform of real numbers over some dimensions.
 
-    Shape:  that of x; with `onesided`, the last of `dim` keeps size // 2 + 1 elements. The omitted elements are conjugates of the kept.
+    Shape:  that of x; with `onesided`, the last of `dim` keeps size // 2 + 1 elements. The omitted elements are conjugates of
+            kept elements.
     Dtype:  the complex dtype of x.
     """
     if x.size == 0:
@@ -99,6 +100,7 @@ def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int
 
     Shape:  that of x, but the last of `dim` grows from last_dim_size // 2 + 1 to `last_dim_size` elements.
     Dtype:  the real dtype of x.
+    Raises: UnsupportedOp if x has another size along that dimension.
     """
     if x.size == 0:
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
@@ -108,6 +110,6 @@ def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int
         raise UnsupportedOp(
             f"_fft_c2r needs {last_dim_size // 2 + 1} elements for a result of {last_dim_size}, and its operand has {x.shape[last]}"
         )
-    # XLA's inverse divides by the number of elements.
+    # XLA's inverse transform divides by the number of elements: the factor `last_dim_size` undoes the division.
     out = _times(_transform(_unnormalized_transform(x, dims[:-1], forward=False), [last], [last_dim_size], "IRFFT"), last_dim_size)
     return _normalize(out, normalization, _element_count(out, dims))

@@ -1,7 +1,7 @@
 """Functions of the bits of floats: exponents, signs, neighbours, and bits as another dtype.
 
 JAX's own functions read a float64 as a signed integer, which XLA's compiler for TPUs refuses: "Binary op and with different element types:
-s32[8] and u32[8]" (libtpu 0.0.42). The functions here read it as an unsigned integer.
+s32[8] and u32[8]" (libtpu 0.0.42). The functions here read a float64 as an unsigned integer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def power_of_two(exponent: Array, dtype: DType) -> Array:
     """Returns 2 ** exponent.
 
     Args:
-        exponent: integers, so that the results are normal numbers.
+        exponent: integers for which the results are normal numbers.
         dtype: float32 or float64.
     """
     info = np.finfo(dtype)
@@ -80,7 +80,7 @@ def nextafter(x: Array, y: Array) -> Array:
     """Returns the next floats after x in the direction of y; both are floats of one dtype and shape."""
     if x.dtype != _FLOAT64:
         return lax.nextafter(x, y)
-    # As in XLA's expansion of its own operation. Comparisons of floats might take subnormal numbers for zeros.
+    # As in XLA's expansion of its own operation. Bits are compared, because comparisons of floats might take subnormal numbers for zeros.
     x_bits, y_bits = (lax.bitcast_convert_type(value, _UINT64) for value in (x, y))
     one, sign = full_like(x_bits, 1), full_like(x_bits, 1 << 63)
     x_size, y_size = (lax.bitwise_and(bits, lax.bitwise_not(sign)) for bits in (x_bits, y_bits))

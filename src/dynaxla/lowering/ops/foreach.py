@@ -1,7 +1,7 @@
 """Ops on lists of tensors (`torch._foreach_*`, which optimizers use).
 
-Each op applies the lowering of an op for single tensors to the elements of its lists, one after the other. Numbers and tensors outside the
-lists are the same for all elements.
+Each op applies the lowering of an op for single tensors to the elements of its lists, one after the other. An argument that is not a list
+is used for all elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
 from ..registry import Lowering, lowers, registry
-from . import activations as activations
+from . import activations as activations  # these imports register the lowerings that `_single_overload` looks for
 from . import comparison as comparison
 from . import creation as creation
 from . import matmul as matmul
@@ -56,7 +56,7 @@ def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None =
     return [_power_sum(x, ord, dtype, ctx) for x in tensors]
 
 
-# By overload name of a list op: the overload names of the op for single tensors. The first overload with a lowering is used.
+# By overload name of a list op: the overload names of the corresponding op for single tensors. The first one with a lowering is used.
 _SINGLE_OVERLOADS = {
     "default": ("default",),
     "List": ("Tensor", "Tensor_Tensor", "default"),

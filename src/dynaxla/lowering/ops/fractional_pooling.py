@@ -1,4 +1,4 @@
-"""fractional_max_pool, forward and backward: max pooling over windows of one size at random positions."""
+"""fractional_max_pool, forward and backward: max pooling over windows of equal size, at random positions."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def _gather(x: Array, dim: int, indices: Array) -> Array:
 
 @lowers(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
 def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Array, *, ctx: Context) -> tuple[Array, Array]:
-    """The maximum of each window, and its flat index: the first of equal maxima, or the last NaN.
+    """The maximum of each window, and its flat index in the plane. Of equal maxima the first counts, of several NaNs the last.
 
     Args:
-        samples: Random numbers in [0, 1), (batch, planes, spatial dimensions). In 2d the number for the width comes first. If the batch is
-            larger than that of x, the surplus numbers are ignored.
+        samples: Random numbers in [0, 1), (batch, planes, spatial dimensions). In 2d the number for the width comes first. Numbers for
+            more batches than x has are ignored.
 
     Shape:  both: x (..., *space) gives (..., *output_size).
     Dtype:  that of x, and int64.

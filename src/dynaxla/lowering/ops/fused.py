@@ -57,7 +57,7 @@ def masked_scale(x: Array, mask: Array, scale: float) -> Array:
 
 @lowers(aten._transform_bias_rescale_qkv.default)
 def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> tuple[Array, ...]:
-    """Query, key and value: the parts of qkv plus its bias. The query is divided by sqrt(size).
+    """Query, key and value: the three parts of qkv + qkv_bias. The query is divided by sqrt(size).
 
     Shape:  qkv (batch, rows, 3 * heads * size) gives (batch, heads, rows, size) three times.
     Dtype:  all: that of qkv.
@@ -88,7 +88,7 @@ def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
 
 @lowers(aten._masked_softmax.default)
 def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
-    """Softmax over the elements where the mask is False; 0 where it is True, and NaN where it is True everywhere along `dim`.
+    """Softmax over the elements where the mask is False; 0 where the mask is True, and NaN if it is True everywhere along `dim`.
 
     Shape:  that of x; mask (rows, columns) for mask_type 0, (batch, columns) for 1, else that of x.
     Dtype:  that of x.
@@ -105,7 +105,7 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
 def masked_softmax_backward(grad: Array, output: Array, mask: Array, dim: int | None = None) -> Array:
     """The gradient of masked_softmax's operand: 0 where the mask is True.
 
-    Shape:  that of grad.
+    Shape:  that of grad, which output and mask have, too.
     Dtype:  that of grad.
     """
     dim = grad.ndim - 1 if dim is None else dim % grad.ndim

@@ -1,7 +1,6 @@
 """Custom ops, and their lowerings, for fused optimizer steps (`fused=True`) with settings, such as weight decay, that are tensors.
 
-torch's own ops for such steps cannot be traced, and the only setting that they take as a tensor is the learning rate. The decompositions of
-torch's ops are long graphs.
+torch's own ops for such steps cannot be traced, and take only the learning rate as a tensor. Their decompositions are long graphs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def _run_on_copies(
         mutated: The number of lists that are copied and returned.
         numbers: The settings that are tensors of rank 0.
         names: The names of the settings that are tensors.
-        settings: The op's other arguments. A float with one of these names is replaced by the tensor's value.
+        settings: The op's other arguments. The value of a tensor in `numbers` replaces the argument of its name.
     """
     settings |= {name: number.item() for name, number in zip(names, numbers, strict=True)}
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:mutated]]
@@ -41,7 +40,8 @@ def _empty_like(*lists: Tensors) -> list[torch.Tensor]:
     return [torch.empty_like(tensor) for tensors in lists for tensor in tensors]
 
 
-# Part of the schemas. `numbers` are the settings that are tensors of rank 0, `names` their names. The floats of these names are ignored.
+# Part of both schemas. `numbers` are the settings that are tensors of rank 0, and `names` their names. The float arguments with these names
+# are ignored.
 _NUMBERS = "Tensor[] numbers, Tensor? grad_scale, Tensor? found_inf, *, str[] names"
 
 
@@ -69,7 +69,7 @@ def fused_adam(
     decoupled: bool,
     **settings: Any,
 ) -> list[torch.Tensor]:
-    """Returns the new parameters, unscaled gradients, and states, as one list. decoupled: True for AdamW's weight decay."""
+    """Returns the new parameters, unscaled gradients, and states (not state_steps), as one list. decoupled: True for AdamW."""
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
     step = torch._fused_adamw_ if decoupled else torch._fused_adam_
     return _run_on_copies(step, lists, 5, numbers, names, grad_scale=grad_scale, found_inf=found_inf, **settings)

@@ -32,7 +32,7 @@ def _zero_if_nan(x: Array) -> Array:
 
 
 def _gamma_small(alpha: Array, x: Array) -> Array:
-    """The gamma gradient for small x: Taylor expansion of the distribution function around x = 0."""
+    """`standard_gamma_grad` for x < 0.8: a Taylor expansion of the distribution function around x = 0."""
     factor, denominator = full_like(x, 1), alpha
     series, series_squared = 1 / denominator, 1 / (denominator * denominator)
     for order in range(1, 6):
@@ -47,7 +47,7 @@ def _gamma_small(alpha: Array, x: Array) -> Array:
 
 
 def _gamma_large(alpha: Array, x: Array) -> Array:
-    """The gamma gradient for large alpha: Rice's saddle point expansion, with a separate formula near x = alpha."""
+    """`standard_gamma_grad` for alpha > 8: Rice's saddle point expansion, with a separate formula near x = alpha."""
     first = 1 + 24 * alpha * (1 + 12 * alpha)
     second = 1440 * (alpha * alpha) + 6 * x * (53 - 120 * x) - 65 * x * x / alpha + alpha * (107 + 3600 * x)
     near_alpha = first * second / (1244160 * (alpha * alpha) * (alpha * alpha))
@@ -72,7 +72,7 @@ _GAMMA_RATIONAL = np.array(
 
 
 def _gamma_middle(alpha: Array, x: Array) -> Array:
-    """The gamma gradient for other x and alpha: exp of a rational function of log(x / alpha) and log(alpha)."""
+    """`standard_gamma_grad` for other x and alpha: exp of a rational function of log(x / alpha) and log(alpha)."""
     u, v = lax.log(x / alpha), lax.log(alpha)
     columns = [polynomial(u, column[::-1]) for column in _GAMMA_RATIONAL.T]
 
@@ -98,7 +98,7 @@ def standard_gamma_grad(concentration: Array, sample: Array) -> Array:
 
 
 def _beta_alpha_small(x: Array, alpha: Array, beta: Array) -> Array:
-    """The beta distribution's derivative by alpha, for x close to 0."""
+    """The derivative of the sample x of Beta(alpha, beta) by alpha, divided by 1 - x, for x close to 0."""
     factor = lax.digamma(alpha) - lax.digamma(alpha + beta) - lax.log(x)
     product = full_like(x, 1)
     series = product / alpha * (factor + 1 / alpha)
@@ -110,7 +110,7 @@ def _beta_alpha_small(x: Array, alpha: Array, beta: Array) -> Array:
 
 
 def _beta_beta_small(x: Array, alpha: Array, beta: Array) -> Array:
-    """The beta distribution's derivative by beta, for x close to 0."""
+    """The derivative of the sample x of Beta(alpha, beta) by beta, divided by x, for x close to 0."""
     factor = lax.digamma(alpha + beta) - lax.digamma(beta)
     product, betas, slopes = full_like(x, 1), full_like(x, 1), full_like(x, 0)
     series = factor / alpha
@@ -123,10 +123,7 @@ def _beta_beta_small(x: Array, alpha: Array, beta: Array) -> Array:
 
 
 def _beta_alpha_middle(x: Array, alpha: Array, beta: Array) -> Array:
-    """The beta distribution's derivative by alpha, for large alpha and beta.
-
-    Rice's saddle point expansion, with a separate formula near the mean.
-    """
+    """`dirichlet_grad` for alpha and beta > 6: Rice's saddle point expansion, with a separate formula near the mean."""
     total = alpha + beta
     mean = alpha / total
     deviation = lax.sqrt(alpha * beta / (total + 1)) / total
@@ -196,7 +193,7 @@ _BETA_RATIONAL = np.array(
 
 
 def _beta_alpha_rational(x: Array, alpha: Array, total: Array) -> Array:
-    """The beta distribution's derivative by alpha for other x, alpha and beta: an analytic approximation times a rational correction."""
+    """`dirichlet_grad` for other x, alpha and total: an analytic approximation times a rational correction."""
     u = lax.log(x)
     a = lax.log(alpha) - u
     b = lax.log(total) - a
@@ -210,9 +207,9 @@ def _beta_alpha_rational(x: Array, alpha: Array, total: Array) -> Array:
 
 @lowers(aten._dirichlet_grad.default)
 def dirichlet_grad(sample: Array, concentration: Array, sum_of_concentrations: Array) -> Array:
-    """-(d cdf / d alpha) / pdf / (1 - x) of the distribution Beta(alpha, total - alpha) at x, elementwise.
+    """The derivative of the sample x of Beta(alpha, total - alpha) by alpha, divided by 1 - x, elementwise.
 
-    x is the sample, alpha its concentration, and total the sum of concentrations.
+    It is -(d cdf / d alpha) / pdf / (1 - x). x is `sample`, alpha `concentration`, and total `sum_of_concentrations`.
 
     Shape:  that of all operands, broadcast.
     Dtype:  that of the sample.

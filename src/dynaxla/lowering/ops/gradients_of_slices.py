@@ -1,8 +1,8 @@
-"""Sums of the gradients of a tensor's slices, lowered to a concatenation.
+"""Sums of the gradients of a tensor's slices, lowered without additions.
 
 The gradient of a tensor that a model reads in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) is a sum of tensors. Each term
-is the gradient of one slice, with zeros outside the slice. If the slices do not overlap, their gradients are concatenated instead of added.
-If the slices cover the tensor, no zeros are needed.
+is the gradient of one slice, with zeros outside the slice. If the slices do not overlap, their gradients are not added: gradients of
+equal sizes that cover the tensor are concatenated, others are written into one array of zeros.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def sum_of_slices(ctx: Context) -> Array | None:
 
 
 def _is_sum_of_slice_gradients(node: Node) -> bool:
-    """True if the node seems to add gradients of slices, or sums of such gradients, by the ops of its arguments."""
+    """True if, judging by the ops of its arguments, the node adds gradients of slices, or sums of such gradients."""
     is_sum = node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs
     return is_sum and all(isinstance(arg, Node) and (arg.target in _GRADIENT_OPS or arg.target is aten.add.Tensor) for arg in node.args)
 
 
-# Ops whose results are gradients of slices with zeros outside the slices; a cat is one if its operands are gradients and zeros.
+# Ops whose results are gradients of slices with zeros outside the slices. A cat is such a gradient if it concatenates gradients and zeros.
 _GRADIENT_OPS = (aten.slice_backward.default, aten.select_backward.default, aten.cat.default)
 
 
@@ -105,7 +105,7 @@ def _terms(node: Node) -> Iterator[Node]:
 
 
 def _slice_gradients(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_SliceGradient] | None:
-    """Returns the gradients of slices of which a node's value consists, apart from zeros; None if the value has other parts.
+    """Returns the gradients of slices in the value of a term, which is 0 elsewhere; None if the term is not known to be such a value.
 
     Args:
         shape: The shape of the sum.

@@ -25,7 +25,7 @@ _INT32 = np.dtype(np.int32)
 def _blocks(rows: int, ends: Array) -> tuple[int, Array, Array, Array]:
     """Splits grouped rows into blocks of equal size. Each block belongs to one group; the last block of a group may have fewer valid rows.
 
-    The number of blocks is static: an upper bound. Surplus blocks begin after the last row, and have no valid rows.
+    The number of blocks is static: an upper bound for all `ends`. Surplus blocks begin after the last row, and have no valid rows.
 
     Args:
         rows: The number of rows of all groups.
@@ -68,7 +68,7 @@ def _multiply_by_group(x: Array, weights: Array, ends: Array, ctx: Context) -> A
         group, first_row, _ = block
         block_rows = lax.dynamic_slice(x, (first_row, np.int32(0)), (size, inner))
         product = contract(block_rows, lax.dynamic_index_in_dim(weights, group, keepdims=False), ((1,), (0,)), ctx)
-        # Rows that a block writes past its group's end are overwritten by the following blocks.
+        # The following blocks, or the zeros below, overwrite the rows that a block writes past its group's end.
         return lax.dynamic_update_slice(out, convert(product, out.dtype), (first_row, np.int32(0))), None
 
     out = lax.full((rows + size, weights.shape[2]), 0, x.dtype)

@@ -30,7 +30,7 @@ def _outer_edges(x: Array, bounds: Sequence[float] | None, ctx: Context) -> list
 
     Args:
         x: The points, (count, dimensions).
-        bounds: The edges, [low, high, low, high, ...]; if None, the extrema of x.
+        bounds: The first and last edge of each dimension, [low, high, low, high, ...]; if None, the extrema of x.
         ctx: The context of the current node.
     """
     if bounds is not None:
@@ -81,8 +81,8 @@ def _sum_weights(bin_indices: Array, inside: Array, bins: Sequence[int], weight:
 def _histogram(x: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
     """Returns the histogram of the points x (points, dimensions). Points outside the edges do not count.
 
-    Each bin contains its left edge, and the last bin also its right edge. With `density`, each bin is divided by the sum of all bins and by
-    its volume.
+    Each bin contains its left edge, and the last bin also its right edge. With `density`, each count is divided by the sum of all counts
+    and by the volume of its bin.
     """
     shape = [dim_edges.size - 1 for dim_edges in edges]
     bin_indices, inside = lax.full((x.shape[0],), 0, _INT64), lax.full((x.shape[0],), True)
@@ -125,7 +125,7 @@ def histogramdd_from_bin_cts(
 ) -> Array:
     """The number of points, or the sum of their weights, in each of evenly spaced bins.
 
-    With `density`, each bin is divided by the sum of all bins and by its volume.
+    With `density`, each number is divided by the sum of all numbers and by the volume of its bin.
 
     Shape:  `bins`; x (..., dimensions), weight as x without its last dimension.
     Dtype:  that of x.
@@ -159,7 +159,7 @@ def histogram(
 
 @lowers(aten.histogram.bins_tensor)
 def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
-    """Same as `histogram`, where `bins` are the edges. They are also the second result.
+    """Same as `histogram`, where `bins` are the edges, and also the second result.
 
     Shape:  the number of edges minus 1; and that of the edges.
     Dtype:  that of x; and that of the edges.
@@ -171,12 +171,12 @@ def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, de
 def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Context) -> Array:
     """The number of elements in each of `bins` equal intervals from min to max, or between the extrema of x if min == max.
 
-    Elements outside of the intervals do not count.
+    Elements outside of the intervals do not count. The call raises RuntimeError if the range is not finite, or max is below min.
 
     Shape:  [bins].
     Dtype:  that of x.
-    Source: ATen native/cpu/HistogramKernel.cpp, which computes the bin by a rounded division, not from the edges. For integers, which
-            torch's CPU kernel rejects: native/cuda/SummaryOps.cu.
+    Source: ATen native/cpu/HistogramKernel.cpp, which computes the bin by a rounded division, not from the edges; for integers, which that
+            kernel rejects, native/cuda/SummaryOps.cu.
     """
     if np.issubdtype(x.dtype, np.integer):
         return _integer_histc(x, bins, int(min), int(max), ctx)

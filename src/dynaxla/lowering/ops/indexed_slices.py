@@ -2,7 +2,7 @@
 
 An example is a key/value cache in which each sample has its own position: `cache[samples, :, positions] = new`. A new slice is multiplied
 only with the part of the other operand at the same indices. In attention, a new key is multiplied with the queries of its sample, and the
-score replaces that of the old key. A new value is multiplied with the attention weight of its sample, and added to the sum of that sample.
+score replaces that of the old key. A new value is multiplied with its attention weight, and added to the sum of its sample.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class IndexedSlices:
 
     Attributes:
         new: The slices, of shape (slices, *the tensor's dimensions without `dims`).
-        indices: The index of each slice in each of `dims`, int32 of shape (slices, len(dims)).
+        indices: The index of each slice in each of `dims`, int32 of shape (slices, len(dims)); -1 or the size if out of range.
         dims: The dimensions of the tensor in which slices have an index.
         shape: The shape of the tensor.
     """

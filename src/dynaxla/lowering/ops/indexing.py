@@ -1,8 +1,8 @@
 """Lowerings of ops that read or mask by index: gathers, masks, triangles. Scatters are in scattering.py, embeddings in embedding.py.
 
 An index out of range makes the call raise, as in eager mode (see bounds.py). Inside the program, a read out of range is clamped to the
-nearest element, and a write out of range is dropped, so no memory outside the tensor is touched. The only ops without checks are those that
-PyTorch names "unsafe": their indices come from PyTorch's own decompositions.
+nearest element, and a write out of range is dropped, so no memory outside the tensor is touched. Only the ops that PyTorch names "unsafe"
+have no checks: their indices come from PyTorch's own decompositions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GatherIndices:
         dims: The indexed dimensions.
         coordinates: The indices, of shape (*shape, len(dims)).
         shape: The shape of the index tensors after broadcasting.
-        position: The dimension of the result at which the dimensions of `shape` begin.
+        position: The first of the dimensions of the result that come from `shape`.
     """
 
     dims: tuple[int, ...]
@@ -60,8 +60,8 @@ class GatherIndices:
     def of(x: Array, indices: Sequence[Array | None]) -> GatherIndices:
         """Builds the gather indices of x[indices].
 
-        The dimensions of the broadcast indices replace the indexed dimensions if the indexed dimensions are adjacent; otherwise they come
-        first.
+        If the indexed dimensions are adjacent, the dimensions of the broadcast indices replace them. Otherwise the dimensions of the
+        indices come first.
         """
         dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
         index_arrays = broadcast([wrap_negative(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
@@ -170,10 +170,10 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
 
 
 def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int, ...]:
-    """Returns the dimensions along which the graph expands the indices, the current node's third argument, to the full size of x.
+    """Returns the dimensions other than `dim` along which the graph expands the indices to the full size of x.
 
-    `dim` itself is left out. Only an expand inside the graph counts: the result is empty if the tensor under the views already has a stride
-    of 0 (an expanded graph input), because a JAX array has no strides.
+    The indices are the current node's third argument. Only an expand inside the graph counts. If the tensor of which the indices are a view
+    already has a stride of 0 (an expanded graph input), the result is empty, because a JAX array has no strides.
     """
     source = argument(ctx, 2)
     while isinstance(source, Node) and is_view(source):
@@ -190,7 +190,7 @@ def first_along(x: Array, dims: Sequence[int]) -> Array:
 
 
 def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
-    """Makes the call raise RuntimeError for an index out of range of gather or a scatter."""
+    """Makes the call raise RuntimeError if an index of gather or of a scatter is out of range."""
     dim = wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
     require_index(ctx, indices, size, RuntimeError, f"index is out of bounds for dimension {dim} with size {size}", argument(ctx, 2))
@@ -246,7 +246,7 @@ def take(x: Array, indices: Array, ctx: Context) -> Array:
 
 
 def require_flat(ctx: Context, x: Array, indices: Array) -> None:
-    """Makes the call raise IndexError for an index out of range of take or put."""
+    """Makes the call raise IndexError if an index of take or put is out of range."""
     message = f"out of range: tried to access an index that a tensor of {x.size} elements does not have"
     require_index(ctx, indices, x.size, IndexError, message, argument(ctx, 1), from_end=True)
 
@@ -264,7 +264,7 @@ def ordinals(mask: Array) -> Array:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
-    """x, with the element at the n-th True element of the mask replaced by the n-th element of the source.
+    """x, in which the n-th element of `source` replaces the element at the n-th True element of the mask.
 
     Shape:  x and mask, broadcast.
     Dtype:  that of x.
@@ -305,7 +305,7 @@ def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], 
 
 
 def _triangle(x: Array, diagonal: int, lower: bool) -> Array:
-    """Returns matrices with zeros above (`lower`) or below a diagonal."""
+    """Returns the matrices x (..., rows, columns) with zeros above a diagonal if `lower`, else with zeros below it."""
     rows = lax.broadcasted_iota("int32", x.shape, x.ndim - 2)
     columns = lax.broadcasted_iota("int32", x.shape, x.ndim - 1)
     edge = lax.add(rows, lax.full_like(rows, max(min(diagonal, x.shape[-1]), -x.shape[-2])))
@@ -354,7 +354,7 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | N
 
 @lowers(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Context) -> Array:
-    """Each index i of `repeats`, repeated repeats[i] times.
+    """The indices i of the vector `repeats`, each repeated repeats[i] times.
 
     Shape:  [output_size].
     Dtype:  that of `repeats`.
@@ -372,7 +372,7 @@ def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Co
 
 @lowers(aten.one_hot.default)
 def one_hot(x: Array, num_classes: int = -1, *, ctx: Context) -> Array:
-    """One-hot vectors: 1 at the class given by each element of x, else 0.
+    """One-hot vectors: for each element of x, a vector with 1 at the index given by the element, and 0 elsewhere.
 
     Shape:  (*x.shape, num_classes).
     Dtype:  int64.

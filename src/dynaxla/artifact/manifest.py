@@ -29,7 +29,7 @@ NARROW_DTYPES = {"int64": "int32", "uint64": "uint32", "float64": "float32", "co
 
 
 class DamagedModelError(Exception):
-    """Raised if a manifest, a program or weights are damaged, or come from another version. The message is the reason."""
+    """Raised for a manifest, a program or weights that are damaged, invalid, or of another format version. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,26 @@ class CheckSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `manifest.json`, except for its own format, version and hashes. The names of the attributes are keys of the file.
+    """The content of `manifest.json`. The attributes' names are keys of the file, which also has a format, a version and hashes.
 
-    The program takes the weights, then the key (uint32[2]) if it draws random numbers, then the inputs. It returns the outputs, then the
-    new values of the weights in `updates`, then, if there are checks, the index of the first failed check (int32[], -1 if none failed).
+    The program takes the weights, then the data of a random key (uint32[2]) if it draws random numbers, then the inputs. It returns the
+    outputs, then the new values of the weights in `updates`. If there are checks, its last result is the index of the first failed check
+    (int32[]; -1 if none failed).
 
     Attributes:
         name: the model's name.
         platforms: JAX's names of the platforms that the program supports.
-        dimensions: the smallest and the largest size of each dynamic dimension; None for no limit.
-        weights: the weights that the program takes.
-        inputs: the arrays in the call's arguments.
-        outputs: the arrays in the call's results.
-        arguments: the structure of the call's arguments: a tuple of the positional and the keyword arguments.
-        results: the structure of the call's results.
+        dimensions: the smallest and the largest size of each dynamic dimension, by name. The largest size is None if it has no limit.
+        weights: the weights that the program takes as arguments; empty if they are constants of the program.
+        inputs: the arrays among a call's arguments, in order.
+        outputs: the arrays among a call's results, in order.
+        arguments: the structure of a call's arguments: a tuple of the positional and the keyword arguments.
+        results: the structure of a call's results.
         updates: the names of the weights whose new values the program returns.
         checks: the checks at run time.
         draws_random: True if the program draws random numbers.
-        calling_convention: the version of JAX's calling convention.
-        is_polymorphic: True if the program learns sizes or its platform only when it is called (`uses_global_constants` of jax.export).
+        calling_convention: the program's `calling_convention_version` in `jax.export.Exported`.
+        is_polymorphic: True if sizes or the platform are known only at a call (`uses_global_constants` in `jax.export.Exported`).
         made_with: versions of the packages that exported the model, for information only.
     """
 
@@ -115,7 +116,7 @@ class Manifest:
 
 
 def encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
-    """Encodes a manifest as JSON, with the size and hash of each file that belongs to it, and with its own hash."""
+    """Encodes a manifest as JSON, with the size and hash of each of `files`, and with a hash of the JSON itself."""
     content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
     content["files"] = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     return json.dumps({**content, "sha256": _sha256(content)}, indent=1).encode()

@@ -28,17 +28,18 @@ _EXPORT_AGAIN = "export the model again with this dynaxla, or copy the whole dir
 
 
 class ExportedModel:
-    """A model as StableHLO, with its weights. `dynaxla.export` makes it from a PyTorch model, `dynaxla.load` from files.
+    """A model as a StableHLO program, with its weights. `dynaxla.export` and `dynaxla.load` return such objects.
 
     Attributes:
         manifest: the names, shapes and dtypes of all inputs, outputs and weights.
-        weights: NumPy arrays by name. The caller must not write to them.
+        weights: the weights that the program takes, as NumPy arrays by name. The caller must not write to them.
     """
 
     def __init__(self, manifest: Manifest, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
-        """Checks the parts of a model.
+        """Checks the weights against the manifest, and which functions the program (serialized StableHLO) calls.
 
-        Raises: ArtifactError if they do not belong together, or if the program calls a function that exported programs must not call.
+        Raises: ArtifactError if a weight is missing or has another shape or dtype, or if the program cannot be read or calls a function
+        that an exported program must not call.
         """
         self.manifest = manifest
         self.weights = dict(weights)
@@ -67,20 +68,20 @@ class ExportedModel:
     def call(self, *args: Any, key: Any = None, weights: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         """Calls the model, also under `jax.jit`.
 
-        The program computes with the dtypes of its manifest, even if 64-bit numbers are not enabled in this process, and its results have
-        these dtypes. In such a process a caller cannot pass 64-bit arrays: a 32-bit array of the same kind (int32 for int64) is widened.
+        The program computes with the dtypes of its manifest, and its results have these dtypes, even if JAX's 64-bit types are off in this
+        process. JAX arrays then have at most 32 bits, so a 32-bit array is accepted for a 64-bit input (int32 for int64), and widened.
 
         Args:
-            args: the positional arguments as at export, with NumPy or JAX arrays for tensors.
+            args: the positional arguments, in the structure of the arguments at export, with NumPy or JAX arrays in place of tensors.
             key: a key of `jax.random`, for a model that draws random numbers.
             weights: new values for some of the weights, by name, e.g. the updates of an earlier call.
-            kwargs: the keyword arguments as at export.
+            kwargs: the keyword arguments, in the same way.
 
-        Returns: the results, with arrays for tensors, in tuples, lists and dicts. If the model writes to its buffers, as batch norms do in
-        training: (results, updates), where updates has the new values of these buffers by name.
+        Returns: the results in tuples, lists and dicts, with JAX arrays in place of tensors. For a model that writes to its buffers, as
+        batch norms do in training, returns (results, updates). `updates` has the new values of these buffers, by name.
 
-        Raises: ArtifactError for arguments of another structure, shape or dtype, and in a derivative; the error of eager mode for values
-        that the model rejects, such as IndexError for an index out of range (under `jax.jit` such values are not detected).
+        Raises: ArtifactError for unsuitable arguments, and if JAX differentiates the call; the error of eager mode for values that the
+        model rejects, such as IndexError for an index out of range (not under `jax.jit`, where such values are not detected).
         """
         manifest = self.manifest
         arguments = self._arguments(args, kwargs)
@@ -95,11 +96,11 @@ class ExportedModel:
         return (results, updates) if manifest.updates else results
 
     def compiled_for(self, device: jax.Device, shapes: Sequence[Sequence[int]]) -> jax.stages.Compiled:
-        """Compiles the program for a device of a topology (jax.experimental.topologies), which need not exist. It cannot be called.
+        """Compiles the program for a device of a topology (jax.experimental.topologies), which need not exist. The result cannot be called.
 
         Args:
             device: the device.
-            shapes: the shapes of the arrays among the arguments, in the manifest's order.
+            shapes: the shape of each of the manifest's inputs.
 
         Raises: ArtifactError if the program is not for the device's platform; jax.errors.JaxRuntimeError from XLA's compiler, also if the
         program needs more memory than the device has.
@@ -132,9 +133,10 @@ class ExportedModel:
         A new directory appears only when all files are complete. An empty directory gets complete files, the manifest last.
 
         Args:
-            overwrite: replaces the directory if it holds an exported model.
+            overwrite: True to replace the directory if it holds an exported model.
 
-        Raises: ArtifactError if the directory is not empty and may not be replaced, or cannot be written.
+        Raises: ArtifactError if the directory is not empty and may not be replaced, if it cannot be written, or if the safetensors format
+        lacks the dtype of a weight.
         """
         target = Path(directory)
         try:
@@ -150,7 +152,7 @@ class ExportedModel:
             raise _artifact_error(f"{target} cannot be written: {error}", "choose another directory") from error
 
     def _files(self) -> dict[str, bytes]:
-        """Returns the contents of the program's and the weights' file, by name. Raises: ArtifactError for weights of another dtype."""
+        """Returns the contents of all files but the manifest, by name. Raises: ArtifactError for weights that safetensors cannot store."""
         try:
             weights = safetensors.numpy.save(self.weights)
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
@@ -175,12 +177,14 @@ class ExportedModel:
     def _argument(self, spec: ArraySpec, path: str, value: Any) -> Any:
         """Returns an argument as an array with the dtype that the program takes.
 
+        A Python number is cast if NumPy's casting rule "same_kind" allows that, an array only if `NARROW_DTYPES` has its dtype.
+
         Args:
             spec: the input of the program.
             path: the path of the argument, for errors.
             value: a NumPy or JAX array, or a Python number.
 
-        Raises: ArtifactError for another dtype, unless the argument is a number of the same kind, or a 32-bit array for a 64-bit input.
+        Raises: ArtifactError for another dtype.
         """
         dtype = DTYPES[spec.dtype]
         with jax.enable_x64(True):
@@ -197,7 +201,7 @@ class ExportedModel:
         raise _artifact_error(f"{path} ({spec}) was passed as {name}", f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened")
 
     def _check_sizes(self, arguments: Sequence[Any]) -> None:
-        """Raises ArtifactError for wrong shapes. JAX itself checks dimensions that are expressions, such as 2*length."""
+        """Raises ArtifactError for wrong shapes. Dimensions that are expressions, such as 2*length, are left to JAX's own checks."""
         sizes: dict[str, tuple[int, str]] = {}  # by dimension: its size, and the first input dimension that has it
         for spec, value in zip(self.manifest.inputs, arguments, strict=True):
             matches = len(value.shape) == len(spec.shape)
@@ -226,7 +230,7 @@ class ExportedModel:
         return ", ".join(map(str, self.manifest.inputs)) or "no arrays"
 
     def _takes_key(self, key: Any) -> bool:
-        """True if the program takes a random key. Raises ArtifactError if `key` is missing, or if it was given without need."""
+        """True if the program takes a random key. Raises ArtifactError for a missing key, and for a key that the program does not take."""
         if self.manifest.draws_random and key is None:
             raise _artifact_error(
                 f"{self.manifest.name} draws random numbers, and needs a key",
@@ -237,9 +241,9 @@ class ExportedModel:
         return self.manifest.draws_random
 
     def _weights(self, replacements: Mapping[str, Any]) -> list[Any]:
-        """Returns the weights that the program takes: `replacements` by name, else the model's own weights.
+        """Returns the weights that the program takes: from `replacements`, by name, or else the model's own.
 
-        The model's own weights are copied to JAX's device at the first call, and stay there.
+        The model's own weights are copied to JAX's default device at the first call, and stay there.
         """
         specs = self.manifest.weights
         if unknown := replacements.keys() - {spec.name for spec in specs}:
@@ -255,7 +259,7 @@ class ExportedModel:
         ]
 
     def _raise_failed_check(self, failed_check: Any) -> None:
-        """Raises the exception of the check with this index, which the program returned; -1 if no check failed."""
+        """Raises the exception of the check with this index. Does nothing for -1 (no check failed), nor for a tracer (under `jax.jit`)."""
         if isinstance(failed_check, jax.core.Tracer) or (index := int(failed_check)) < 0:
             return
         check = self.manifest.checks[index]
@@ -274,8 +278,8 @@ def _write(target: Path, files: Mapping[str, bytes], exists: bool, is_empty: boo
 
     Raises: OSError.
     """
-    # Complete files are renamed in the end. A rename within one directory cannot fail because a disk is full, or because the files are on
-    # two disks.
+    # The files are written to a temporary directory on the same file system. Complete files are then moved to their places by renames,
+    # which need no space on the disk.
     unfinished = (target if is_empty else target.parent) / f".{target.name}.{uuid.uuid4().hex}"
     try:
         unfinished.mkdir(parents=True)
@@ -302,9 +306,9 @@ def _write(target: Path, files: Mapping[str, bytes], exists: bool, is_empty: boo
 
 
 def _move_into(target: Path, unfinished: Path, names: Iterable[str]) -> None:
-    """Moves files, in order, from `unfinished` (a directory in `target`) to `target`. If one of them cannot be moved, removes all.
+    """Moves files, in order, from `unfinished` (a directory in `target`) to `target`. If a move fails, removes the files moved before.
 
-    Raises: FileExistsError if another process writes to `target`, too.
+    Raises: OSError from a failed move; FileExistsError if `target` has other files, since another process must have written them.
     """
     if len(list(target.iterdir())) > 1:
         raise FileExistsError(f"another process writes to {target}")
@@ -321,10 +325,11 @@ def _move_into(target: Path, unfinished: Path, names: Iterable[str]) -> None:
 def load(source: str | os.PathLike[str] | bytes) -> ExportedModel:
     """Loads an exported model from a directory that `ExportedModel.save` wrote, or from the bytes of `serialize`.
 
-    This needs JAX and safetensors, but not torch, and runs no loaded code. It checks hashes, names, shapes and dtypes, and rejects a
-    program that calls functions which exported programs must not call. The hashes detect damage; they do not authenticate the author.
+    Loading needs JAX and safetensors, but not torch, and runs no code from the files. The hashes detect damage. They do not authenticate
+    the author.
 
-    Raises: ArtifactError.
+    Raises: ArtifactError if `source` is no exported model; if hashes, names, shapes or dtypes do not match; or if the program calls a
+    function that an exported program must not call.
     """
     files = _split(source) if isinstance(source, bytes) else _files_of(Path(source))
     try:
@@ -380,7 +385,7 @@ _SAVED_DTYPES = frozenset(DTYPES[name] for name in _SAFETENSORS_DTYPES.values())
 
 
 def _array(entry: Mapping[str, Any]) -> np.ndarray:
-    """Returns an array that `safetensors.deserialize` has read. Raises: DamagedModelError for a dtype that dynaxla does not know."""
+    """Returns an item of `safetensors.deserialize` as an array. Raises: DamagedModelError for a dtype that dynaxla does not know."""
     if entry["dtype"] not in _SAFETENSORS_DTYPES:
         raise DamagedModelError(f"the weights have a dtype {entry['dtype']}, which this version of dynaxla does not support")
     return np.frombuffer(entry["data"], DTYPES[_SAFETENSORS_DTYPES[entry["dtype"]]]).reshape(entry["shape"])
@@ -404,7 +409,7 @@ def _weight(spec: ArraySpec, value: Any) -> Any:
 
 
 def _key_data(key: Any) -> Any:
-    """Returns the uint32[2] data of a key of JAX's threefry generator: a typed key, or a raw uint32 array."""
+    """Returns the data (uint32[2]) of a threefry key, which may be a typed key or its data. Raises: ArtifactError for another value."""
     data = jax.random.key_data(key) if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if getattr(data, "shape", None) != (2,) or data.dtype != np.uint32:
         raise _artifact_error("key is not a key of JAX's threefry generator", 'use jax.random.key(0, impl="threefry2x32")')
@@ -412,7 +417,7 @@ def _key_data(key: Any) -> Any:
 
 
 def _refuse_derivatives(function: Any, name: str) -> Any:
-    """Wraps a function so that it raises where JAX would differentiate it, since the exported program has no derivative."""
+    """Wraps a function so that it raises ArtifactError if JAX differentiates it, since the exported program has no derivative."""
 
     @jax.custom_vjp
     def call(*arrays: Any) -> Any:
@@ -428,7 +433,7 @@ def _refuse_derivatives(function: Any, name: str) -> Any:
 
 
 def _artifact_error(message: str, hint: str) -> Exception:
-    """Returns an ArtifactError. The import is here, since errors.py imports torch where it is installed, which takes seconds."""
+    """Returns an ArtifactError. errors.py is imported only here, because it imports torch if torch is installed, which takes seconds."""
     from ..errors import ArtifactError
 
     return ArtifactError(message, hint=hint)

@@ -14,7 +14,7 @@ from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 from .manifest import DTYPES, ArraySpec, DamagedModelError, Manifest
 
 # Custom calls that later versions of JAX keep for exported programs: LAPACK on the CPU, vendors' solvers and generators on GPUs,
-# factorizations on TPUs, and calls for dynamic dimensions. (jax.export has a list for the same purpose, which also has users' kernels.)
+# factorizations on TPUs, and calls for dynamic dimensions. (The list of jax.export also has Pallas kernels and calls of TensorFlow.)
 _STABLE_CUSTOM_CALLS = frozenset(
     [
         *("Eigh", "LuDecomposition", "ProductOfElementaryHouseholderReflectors", "Qr", "ApproxTopK", "AllocateBuffer", "shape_assertion"),
@@ -47,9 +47,9 @@ def is_allowed(target: str) -> bool:
 
 
 def called_functions(program: bytes) -> set[str]:
-    """Returns the names of the functions that a serialized program calls, and of its ops that communicate with the host.
+    """Returns the targets of a serialized program's custom calls, and the names of its ops that are in `_COMMUNICATION_OPS`.
 
-    Raises: DamagedModelError if these bytes are not a program.
+    Raises: DamagedModelError if the bytes are not a program that this JAX can read.
     """
     called: set[str] = set()
 
@@ -72,11 +72,11 @@ def called_functions(program: bytes) -> set[str]:
 
 
 def as_jax_exported(manifest: Manifest, program: bytes) -> export.Exported:
-    """Returns a program as a `jax.export.Exported`, which maps flat arrays to a list of arrays.
+    """Returns a program as a `jax.export.Exported`. Its `call` takes the manifest's `program_inputs`, and returns a list of arrays.
 
-    JAX exports a placeholder function with the same inputs and outputs, whose program is then replaced by `program`.
+    JAX exports a placeholder function with the same inputs and outputs. In the result, `program` replaces the placeholder's program.
 
-    Raises: DamagedModelError for impossible shapes, and for a program that calls functions that `is_allowed` rejects.
+    Raises: DamagedModelError for invalid shapes or bytes, and for a program that calls a function that `is_allowed` rejects.
     """
     unlisted = sorted(name for name in called_functions(program) if not is_allowed(name))
     if unlisted:
@@ -109,7 +109,7 @@ def as_jax_exported(manifest: Manifest, program: bytes) -> export.Exported:
 
 
 def symbolic_scope(dimensions: Mapping[str, tuple[int, int | None]]) -> export.SymbolicScope:
-    """Returns JAX's scope for symbolic dimensions with these limits."""
+    """Returns JAX's scope for symbolic dimensions with these limits: the smallest and the largest size (None: no limit), by name."""
     constraints = [f"{name} >= {low}" for name, (low, _) in dimensions.items()]
     return export.SymbolicScope(constraints + [f"{name} <= {high}" for name, (_, high) in dimensions.items() if high is not None])
 

@@ -37,12 +37,12 @@ def mapping(items: Mapping[Any, Structure]) -> Structure:
 
 
 def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays in a value, each with its path. A dict may have its keys in any order.
+    """Yields the arrays in a value, each with its path, in the order of the description. Tuples and lists may replace each other.
 
     Args:
         structure: the description of the value.
         value: nested tuples, lists and dicts of arrays.
-        path: the path of the value itself.
+        path: the path of the value itself, such as "args".
 
     Raises: StructureMismatch.
     """
@@ -73,7 +73,7 @@ def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, 
 
 
 def unflatten(structure: Structure, arrays: Iterator[Any]) -> Any:
-    """Returns the described value, with the given arrays in order."""
+    """Builds the value that a description describes, from its arrays in the order of the description."""
     kind = structure["kind"]
     if kind == "array":
         return next(arrays)
@@ -86,7 +86,7 @@ def unflatten(structure: Structure, arrays: Iterator[Any]) -> Any:
 
 
 def count_arrays(structure: Structure) -> int:
-    """Returns the number of arrays. Raises: KeyError, TypeError or ValueError for an invalid description."""
+    """Returns the number of arrays in a described value. Raises: KeyError, TypeError or ValueError for an invalid description."""
     kind = structure["kind"]
     if kind == "array":
         return 1

@@ -1,4 +1,4 @@
-"""XLA's options for programs on the CPU, without which XLA computes some values wrongly. engine/options.py adds options for speed."""
+"""The options that XLA:CPU needs to compute correct values. engine/options.py adds options for speed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from typing import Any
 import jax
 import numpy as np
 
-# The fusion type selects the ops that XLA:CPU may pass to its kernel library YNNPACK: only dots and convolutions. The library's fused
-# reductions lose NaNs in max and min over more than a few thousand elements, compute a pooling again for each use inside a fused dot
-# (vgg16's classifier at batch 8: 24 s), and read wrong memory for some sums of products of reshaped operands (jaxlib 0.10.2; 0.12.0.1 is
-# right): `(q * k.reshape(1, 1, 64, 8, 8)).sum(3)` for q of shape (1, 2, 1, 8, 8) and k of shape (1, 64, 64).
+# The fusion types are the ops that XLA:CPU may pass to its kernel library YNNPACK. This value allows single dots and convolutions, but no
+# reductions and no fusions, because of three faults:
+# - Fused reductions lose NaNs in max and min over more than a few thousand elements.
+# - A pooling inside a fused dot is computed again for each use (vgg16's classifier at batch 8 takes 24 s).
+# - In jaxlib 0.10.2, but not in 0.12.0.1, some sums of products of reshaped operands read wrong memory:
+#   `(q * k.reshape(1, 1, 64, 8, 8)).sum(3)` for q of shape (1, 2, 1, 8, 8) and k of shape (1, 64, 64).
 CPU_OPTIONS: Mapping[str, Any] = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
 }
 
 
 def supported(candidates: Iterable[tuple[str, Any]], compile: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """Returns the options that the installed XLA accepts. If a name has several values, the last accepted one is returned.
+    """Returns the options that the installed XLA accepts, as a dict. If a name has several values, the last accepted value wins.
 
     Args:
         candidates: pairs of name and value.
-        compile: compiles a small program with options. Every platform accepts the options of all platforms.
+        compile: compiles a small program with options, for any platform: each platform accepts the options of all platforms.
     """
     options = {}
     for name, value in candidates:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # XLA has no such option or value
             compile({name: value})
             options[name] = value
     return options
@@ -48,9 +50,9 @@ def _options_for_jit() -> dict[str, Any]:
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that `jax.jit` compiles with CPU_OPTIONS.
+    """Returns a function that `jax.jit` compiles with CPU_OPTIONS, except options that XLA does not know or that XLA_FLAGS sets.
 
-    Inside the caller's own `jax.jit`, the function becomes part of the caller's program, which has the caller's options.
+    If the caller calls it inside `jax.jit`, it becomes part of the caller's program, which has the caller's options.
     """
     inlined, alone = jax.jit(function), functools.cache(lambda: jax.jit(function, compiler_options=_options_for_jit()))
 
@@ -59,8 +61,8 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
             return inlined(*operands)
         try:
             return alone()(*operands)
-        except ValueError:  # JAX refuses options inside another `jax.jit`, where operands that are constants are no tracers
-            if not isinstance(jax.lax.neg(np.int32(0)), jax.core.Tracer):
+        except ValueError:  # JAX raises it for options inside another `jax.jit`, where constant operands are no tracers
+            if not isinstance(jax.lax.neg(np.int32(0)), jax.core.Tracer):  # not inside `jax.jit`, so the error has another cause
                 raise
             return inlined(*operands)
 

@@ -13,7 +13,7 @@ import torch
 from ..runtime import private
 from . import storages
 
-# Source: ATen/autocast_mode.cpp, for the key AutocastCPU: policies lower_precision_fp and promote. All its other ops have the policy fp32.
+# The ops with the policies lower_precision_fp and promote. All others have the policy fp32. Source: ATen/autocast_mode.cpp, AutocastCPU
 _LOWER_PRECISION = frozenset([
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution", "mm", "bmm",
     "addmm", "addbmm", "baddbmm", "_addmm_activation", "linear", "matmul", "linalg_vecdot", "prelu", "scaled_dot_product_attention",
@@ -27,7 +27,7 @@ def supported_dtypes() -> list[torch.dtype]:
 
 
 def _map_tensors(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Maps `cast` over the eligible tensors in an argument."""
+    """Maps `cast` over the tensors in an argument that `_is_eligible` accepts."""
     if isinstance(value, torch.Tensor):
         return cast(value) if _is_eligible(value) else value
     return type(value)([_map_tensors(item, cast) for item in value]) if type(value) in (list, tuple) else value
@@ -39,7 +39,7 @@ def _is_eligible(tensor: torch.Tensor) -> bool:
 
 
 def _promoted_dtype(values: Iterable[Any]) -> torch.dtype:
-    """Returns the widest dtype of the eligible operands: float32 or the lower-precision dtype. Source: ATen/autocast_mode.h, prioritize"""
+    """Returns float32 if an eligible operand has it, else the lower-precision dtype. Source: ATen/autocast_mode.h, prioritize"""
     lower = torch.get_autocast_dtype(storages.NAME)
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
     found = {item.dtype for item in flat if isinstance(item, torch.Tensor) and _is_eligible(item)}
@@ -51,7 +51,7 @@ def _promoted_dtype(values: Iterable[Any]) -> torch.dtype:
 
 
 def _kernel(op: Any, dtype_of: Callable[[Iterable[Any]], torch.dtype]) -> Callable[..., Any]:
-    """Returns an autocast kernel that casts the arguments to the dtype that `dtype_of` returns for them."""
+    """Returns an autocast kernel that casts eligible tensors to the dtype that `dtype_of` returns for the list of all arguments."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of([*args, *kwargs.values()])

@@ -20,12 +20,12 @@ from . import pjrt_devices, storages, strided_memory
 from .op_compiler import compile_program
 from .strided_memory import StridedView
 
-# Compiled programs that read, write or bitcast a storage's array: no ATen op does this. The key has the metadata and the placement.
+# Compiled programs that read or write a tensor in a storage's array, or bitcast the array. The keys have the metadata and the placement.
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
 
 
 def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a CPU tensor to a new tensor on the device. A dense tensor keeps its strides.
+    """Copies a CPU tensor to a new tensor on the device: with the same strides if they are non-overlapping and dense, else contiguous.
 
     Raises: RuntimeError for a dtype that JAX does not have; ForkError.
     """
@@ -45,7 +45,7 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor of the device to the CPU. A dense tensor keeps its strides. Raises: ForkError."""
+    """Copies a tensor of the device to the CPU. A view of a part of its storage does not keep its strides. Raises: ForkError."""
     if forks.has_lost_xla():
         raise forks.fork_error()
     view = StridedView.of(tensor)
@@ -64,7 +64,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def value_of(tensor: torch.Tensor) -> jax.Array:
-    """Returns the tensor's value as an array in its logical shape. It may be the storage's own array, since arrays are immutable."""
+    """Returns the tensor's value as an array in the tensor's shape. It may be the storage's own array, so the caller must not donate it."""
     view = StridedView.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     device = storages.device_of(tensor)
@@ -91,14 +91,14 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
 def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     """Copies a tensor without copying data: the target's storage gets the source's array, which is immutable.
 
-    Returns False and changes nothing if this would not make the target a copy of the source, for example because their strides differ.
+    Returns False and changes nothing if that is not possible: for example if the strides differ, or the source's value is recorded only.
     """
     source_storage, target_storage = source.untyped_storage(), target.untyped_storage()
     view, target_view = StridedView.of(source), StridedView.of(target)
     if view != target_view:
         return False
     if private.identity_of(source_storage) == private.identity_of(target_storage):
-        return not strided_memory.has_internal_overlap(target_view)  # ops refuse to write to tensors whose elements overlap
+        return not strided_memory.has_internal_overlap(target_view)  # the op that copies instead refuses a target that overlaps itself
     if not target_view.fills(target_storage.nbytes()) or source_storage.nbytes() != target_storage.nbytes():
         return False
     array = storages.content_of(source_storage)
@@ -115,7 +115,7 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 def bitcast(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
-    """Reinterprets the bytes of a storage's array as an array of another shape and dtype, of the same size in bytes."""
+    """Reinterprets the bytes of a storage's array, which is on this device or on a mesh, as an array of another shape and dtype."""
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
             return strided_memory.bitcast(array, shape, dtype)
@@ -157,7 +157,7 @@ def _updated_array(old: jax.Array | None, nbytes: int, view: StridedView, value:
 
     Args:
         old: the storage's array before the write; None if nobody has written to the storage.
-        nbytes: the size of the storage.
+        nbytes: the size of the storage, in bytes.
         view: the tensor.
         value: the new value of the tensor.
         device: the device of the storage.
@@ -183,7 +183,7 @@ def _updated_array(old: jax.Array | None, nbytes: int, view: StridedView, value:
 
 
 def packed_array(tensor: torch.Tensor) -> jax.Array:
-    """Returns the array of a tensor's storage in the tensor's packed shape and dtype. The storage keeps the array in this form.
+    """Returns the array of a tensor's storage in the tensor's dtype and packed shape (`Layout`). The storage then holds this array.
 
     The tensor must fill its storage.
     """
@@ -200,7 +200,7 @@ def packed_array(tensor: torch.Tensor) -> jax.Array:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device_or_sharding: meshes.DeviceOrMesh) -> jax.Array:
-    """Returns an array of zeros on a device or with a sharding, even while JAX traces a function."""
+    """Returns an array of zeros on a device or with a sharding. While JAX traces a function, the result is an array, too, and no tracer."""
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.numpy.zeros(tuple(shape), dtypes.to_jax(dtype), device=device_or_sharding)
 

@@ -1,4 +1,4 @@
-"""The fallback for ops that XLA does not compute: they run on copies in CPU memory, and their results are copied to the device."""
+"""The fallback for ops that XLA does not compute: torch's CPU kernel runs on copies in CPU memory, and its results are copied back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
         kwargs: the op's keyword arguments.
         reason: the reason why XLA does not compute the op.
 
-    Raises: the errors of the kernel. Nothing has been written to the device then.
+    Raises: the errors of the kernel; RuntimeError for operands on two devices. Nothing has been written to the device then.
     """
     device: torch.device | None = None
     cpu_copies: dict[int, torch.Tensor] = {}  # by the id of the tensor on the device
@@ -45,7 +45,7 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
                 written.append((value, cpu_copies[id(value)]))
             return cpu_copies[id(value)]
         if isinstance(value, torch.Tensor) and value.dim() and value.device.type == "cpu" and is_written:
-            raise RuntimeError(f"Expected all tensors to be on the same device, but {op} is to write to a tensor on {value.device}!")
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {op} writes to a tensor on {value.device}!")
         if isinstance(value, (list, tuple)):
             return [to_cpu(item, is_written) for item in value]
         if isinstance(value, torch.device) and value.type == storages.NAME:
@@ -70,10 +70,10 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
 
 def _to_device(value: Any, op: OpOverload, originals: Mapping[int, torch.Tensor], device: torch.device) -> Any:
-    """Copies the tensors in an op's result to the device. In place of the CPU copy of an argument, it returns the argument itself.
+    """Copies the tensors in an op's result to the device. The CPU copy of an argument is replaced by the argument itself.
 
     Args:
-        value: the result of the op, or an item of it.
+        value: the result of the op, or an item of the result.
         op: the op.
         originals: the arguments on the device, by the id of their CPU copies.
         device: the device.

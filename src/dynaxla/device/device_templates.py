@@ -1,7 +1,7 @@
-"""Empty template tensors, one for each device "jax:0", "jax:1", ... and dtype. All other tensors of the device are made from them.
+"""Empty template tensors: one for each device "jax:0", "jax:1", ..., and each dtype. All other tensors of the device are made from them.
 
-The Python function that torch has for this purpose (`create_empty_tensor`) takes no device index: its tensors are on "jax:0". So templates
-are created through DLPack, which has a device index.
+torch's Python function for this purpose (`create_empty_tensor`) takes no device index: its tensors are on "jax:0". So templates are created
+through DLPack, which has a device index.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Eager mode on the device: each op is one compiled program, cached by the metadata of its operands.
 
-The program takes the arrays in the operands' storages, and returns new arrays for the storages that the op writes to.
+The program takes the arrays in the operands' storages. It returns new arrays for the storages that the op writes to, and for new tensors.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ from .strided_memory import StridedView
 
 # The largest number of keys in each of the two caches of programs.
 CAPACITY = 4096
-# Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the value is the reason (str).
+# Compiled ops, by the metadata of their operands. A value is a program, a tuple of programs that take the op's numbers as inputs,
+# CONSTANT_NUMBERS, a `ResizeNeeded`, or the reason (str) why XLA does not compute the op.
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
 # Traced ops for operands that hold tracers, with the same keys and values. They become part of a function that JAX traces.
 _traced_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# A value in these caches: the numbers of this op are compiled in, so the cache has a program for each set of numbers.
+# The value in these caches for an op whose numbers are compiled in. The programs then have further keys, one for each set of numbers.
 CONSTANT_NUMBERS = object()
 _NUMBER_TYPES = (int, float, bool, complex)
 # Python numbers as arrays of rank 0.
 _numbers: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(256)
-# The largest number of programs of one key that take the op's numbers as inputs. Beyond it, new numbers are compiled in.
+# The largest number of programs of one key that take the op's numbers as inputs. Once it is reached, other numbers are compiled in.
 _MAX_VARIANTS = 8
 # Ops that accept index tensors on the CPU, as in ATen.
 _CPU_INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
@@ -74,7 +75,7 @@ class _OpCall:
         op: the op.
         device: the torch device of the operands; None before the first operand on the device.
         storages: the storages, by slot, without CPU operands.
-        arrays: the array of each slot; None for a storage that nobody has written to.
+        arrays: the array of each slot; None for a storage that nobody has written to, and for a CPU operand before `place_operands`.
         slot_metadata: the metadata of each slot.
         generator: the user's random generator, if an argument is one.
         numbers: the Python numbers that the program may take as inputs.
@@ -97,7 +98,7 @@ class _OpCall:
     def to_operands(
         self, number_arguments: frozenset[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Replaces arguments by `to_operand`, and those with the positions and names in `number_arguments` by `_to_operand_or_number`."""
+        """Converts each argument by `to_operand`, or by `_to_operand_or_number` if its position or name is in `number_arguments`."""
         to_operand = self.to_operand
         if not number_arguments:
             return tuple([to_operand(value) for value in args]), {name: to_operand(value) for name, value in kwargs.items()}
@@ -106,14 +107,14 @@ class _OpCall:
         return operands, {name: (to_number if name in number_arguments else to_operand)(value) for name, value in kwargs.items()}
 
     def _to_operand_or_number(self, value: Any) -> Any:
-        """Replaces an argument as `to_operand` does, and a Python number by a `NumberOperand`."""
+        """Converts an argument as `to_operand` does, but a Python number to a `NumberOperand`."""
         if type(value) is float or type(value) is int:
             self.numbers.append(value)
             return NumberOperand(len(self.numbers) - 1, type(value))
         return self.to_operand(value)
 
     def to_operand(self, value: Any, is_item: bool = False) -> Any:
-        """Replaces each tensor in an argument by a `TensorOperand`, and stores its array. is_item: True for an item of a list."""
+        """Replaces each tensor in an argument by a `TensorOperand`, and stores its array. `is_item`: True for an item of a list."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value, is_item)
         if isinstance(value, (list, tuple)):
@@ -132,7 +133,7 @@ class _OpCall:
             raise mixed_devices_error(self.op, self.device, device)
 
     def _tensor(self, tensor: torch.Tensor, is_item: bool) -> TensorOperand:
-        """Returns the operand for a tensor, whose storage gets a slot. The array of a CPU operand is added by `place_operands`."""
+        """Returns the operand for a tensor, and gives its storage a slot. `place_operands` adds the array of a CPU operand later."""
         is_on_cpu = is_allowed_on_cpu(self.op, tensor, is_item)
         self.dtypes.add(tensor.dtype)
         if tensor.device.type != storages.NAME:
@@ -160,7 +161,7 @@ class _OpCall:
     def place_operands(self, is_traced: bool, op_sharding: NamedSharding | None) -> tuple[jax.Device, NamedSharding | None]:
         """Copies operands on the CPU to the device or the mesh.
 
-        Returns the device, and the mesh's replicated sharding if an operand is on a mesh, else None.
+        Returns the device, and the replicated sharding of the operands' mesh (None without a mesh).
 
         Args:
             is_traced: True if an operand holds a JAX tracer.
@@ -179,7 +180,7 @@ class _OpCall:
         return device, mesh_sharding
 
     def _replicate_on_mesh(self, op_sharding: NamedSharding | None) -> NamedSharding | None:
-        """Replicates operands on one device over the mesh of the other operands. Returns the mesh's replicated sharding, or None."""
+        """Replicates operands that are on one device over the mesh. Returns the mesh's replicated sharding, or None without a mesh."""
         shardings = [meshes.sharding_of(array) for array in self.arrays]
         mesh_sharding = meshes.common([*shardings, op_sharding])
         for slot, storage in self.storages.items() if mesh_sharding is not None else ():
@@ -192,12 +193,12 @@ class _OpCall:
 
 
 def is_allowed_on_cpu(op: OpOverload, tensor: torch.Tensor, is_item: bool) -> bool:
-    """True if an operand is on the CPU, and ATen accepts that: it has rank 0, or it is an index tensor of an indexing op.
+    """True if an operand is on the CPU, and ATen accepts that: the operand has rank 0, or is an index tensor of an indexing op.
 
     Args:
         op: the op.
         tensor: the operand.
-        is_item: True if the operand is an item of a list. Ops of `_CPU_INDEX_OPS` take their index tensors, and no others, as a list.
+        is_item: True if the operand is an item of a list. Ops of `_CPU_INDEX_OPS` take their index tensors, and no others, in a list.
 
     Raises: RuntimeError for a dtype that JAX does not have; NotLowered for another layout than strided.
     """
@@ -217,7 +218,7 @@ def mixed_devices_error(op: OpOverload, first: torch.device, second: torch.devic
 
 
 def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Runs an op on the device: the general kernel, which torch's dispatcher calls for ops without a kernel of their own.
+    """The device's general kernel, which torch's dispatcher calls for each op without a kernel of its own.
 
     Raises: RuntimeError for operands on several devices; ForkError; the error of a failed check of the op. Nothing has been written then.
     """
@@ -262,13 +263,13 @@ _recorder: Callable[..., Any] | None = None
 
 
 def set_recorder(function: Callable[..., Any] | None) -> None:
-    """Sets the function that `run` calls with its own arguments instead of computing the op. None turns this off."""
+    """Sets the function that `run` calls, with the arguments of `run`, instead of computing the op. None turns this off."""
     global _recorder
     _recorder = function
 
 
 def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Computes an op. The results are written to the targets; without targets they are new tensors.
+    """Computes an op, or records it in lazy mode. Writes the results to the targets. Without targets, returns them as new tensors.
 
     Raises: NotLowered; the errors of `kernel`.
     """
@@ -317,7 +318,7 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
     metrics.add("device_ops")
     if program.written_slots:
         changes = [(call.storages[slot], call.arrays[slot], results.pop(0)) for slot in program.written_slots]
-        if not storages.compare_and_swap(changes):
+        if not storages.compare_and_swap(changes):  # another thread has written to one of the storages
             return run(functional_op, args, kwargs, targets)
     outputs = [
         storages.new_tensor(item.shape, item.stride, item.dtype, call.device, results.pop(0)) if isinstance(item, NewTensor) else item
@@ -362,7 +363,7 @@ def find_or_compile(
     is_doubtful: bool,
     specialization: Callable[[], OpSpecialization],
 ) -> tuple[Any, Sequence[tuple[Any, np.dtype]]]:
-    """Returns the program of an op, and the numbers that the program takes as inputs with their dtypes.
+    """Returns the program of an op, and the numbers that the program takes as inputs, with their dtypes.
 
     In place of the program, returns a `ResizeNeeded` if the targets must be resized first, or the reason (str) why XLA cannot compute the
     op.
@@ -372,7 +373,7 @@ def find_or_compile(
         compile_fn: compiles or traces an op.
         key: identifies the call, without its numbers.
         numbers: the Python numbers that the program may take as inputs.
-        is_doubtful: True if torch's kernel may reject these numbers, so that they are compiled in and checked.
+        is_doubtful: True if torch's kernel may reject these numbers. They are then compiled in, and `compile_fn` checks them.
         specialization: returns the op to compile. Called only if the cache has no program.
 
     Raises: the errors of `compile_fn`.
@@ -380,7 +381,7 @@ def find_or_compile(
     found = _look_up(cache, key, numbers, is_doubtful)
     if found is None:
         with _compile_locks.exclusive((id(cache), key)):
-            # Another thread may have stored it meanwhile.
+            # Another thread may have stored the program meanwhile.
             found = _look_up(cache, key, numbers, is_doubtful) or _compile_and_store(
                 cache, compile_fn, key, numbers, is_doubtful, specialization
             )
@@ -442,7 +443,7 @@ def _compile_and_store(
 class _KeyedLocks:
     """A lock for each key. If several threads need the same new program, one thread compiles it while the others wait.
 
-    If the compilation fails, the next of the waiting threads tries.
+    If the compilation fails, the next of the waiting threads compiles the program.
     """
 
     def __init__(self) -> None:
@@ -489,7 +490,7 @@ def _number_array(value: Any, dtype: np.dtype, device_or_mesh: meshes.DeviceOrMe
 
 
 def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    """Resizes an `out` argument to the shape of the result, with torch's warning unless it is empty."""
+    """Resizes an `out` argument to the shape of the result. Warns as torch does, if the argument has elements."""
     if tuple(target.shape) == shape:
         return
     if target.numel():

@@ -13,21 +13,21 @@ from ..torch_ops import aten
 # Ops whose tensor arguments accept Python numbers.
 # Source: torch/csrc/jit/frontend/schema_matching and python_arg_parser, allow_numbers_as_tensors
 _NUMBERS_FOR_TENSORS = frozenset(["add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide"])
-# Arguments about the storage of a result. Ops that write to a tensor do not have them.
+# Arguments about the storage of a result. An op that writes to a tensor lacks them, so its functional op may have them in addition.
 _STORAGE_ARGUMENTS = ("dtype", "layout", "device", "pin_memory", "memory_format")
 # Ops whose functional counterpart has another name.
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional"}
 _FUNCTIONAL_OVERLOADS = {aten.bernoulli_.float: aten.bernoulli.p}
 
-# Ops whose Python numbers affect only the values of the result. They do not affect its shape, or the operands that torch's kernels accept.
-# The programs of these ops take the numbers as inputs.
+# Ops whose Python numbers affect only the values of the result, not its shape, and not which operands torch's kernels accept. The programs
+# of these ops take the numbers as inputs.
 _NUMBERS_AS_INPUTS = frozenset([
     "add", "sub", "rsub", "mul", "multiply", "subtract", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
     "addcmul", "addcdiv", "lerp", "clamp", "clamp_min", "clamp_max", "clip", "fill", "full_like", "masked_fill", "where",
     "eq", "ne", "lt", "le", "gt",
     "ge", "addmm", "addmv", "addr", "addbmm", "baddbmm", "xlogy", "leaky_relu", "threshold", "hardtanh", "elu", "softplus", "nan_to_num",
 ])  # fmt: skip
-# The types of arguments that may be such a number. Sizes and dimensions (int) are not among them.
+# The types, in schemas, of arguments that may be such a number. Sizes and dimensions (int) are not among them.
 _NUMBER_TYPES = frozenset(["number", "float", "Tensor", "Optional[number]", "Optional[float]", "Optional[Tensor]"])
 
 
@@ -94,8 +94,8 @@ def functional_op_of(op: OpOverload) -> FunctionalOp:
 def overload_for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverload:
     """Returns the overload that takes Python numbers in place of some tensors.
 
-    Returns the op itself if there is no such overload, or if the op accepts numbers for tensors. ATen's kernels get a rank-0 tensor in
-    place of the number, which counts as a number in type promotion. Python kernels get the number, which few overloads for tensors accept.
+    Returns the op itself if there is no such overload, or if the op accepts numbers for tensors. torch converts a number in place of a
+    tensor to a rank-0 tensor for ATen's kernels, but not for kernels in Python, and few lowerings of overloads for tensors accept numbers.
 
     Args:
         op: the overload that was called.

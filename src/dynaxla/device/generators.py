@@ -22,7 +22,7 @@ _seed = [torch.initial_seed()]
 
 
 def generator_of(index: int) -> torch.Generator:
-    """Returns the generator of a device. A new generator starts with the last seed for all devices, or else with torch's initial seed."""
+    """Returns the generator of a device. A new generator gets the seed of the last `manual_seed_all`, or else `torch.initial_seed()`."""
     with _lock:
         if index not in _generators:
             _generators[index] = torch.Generator().manual_seed(_seed[0])
@@ -54,10 +54,10 @@ def forbid_draws() -> Iterator[None]:
 
 
 def draw_seed(generator: torch.Generator | None, index: int) -> np.ndarray:
-    """Draws a seed, uint32[2], from which a program makes its random key. Each call returns another seed.
+    """Draws a seed (uint32[2]), the data of a program's random key. Each call returns another seed.
 
     Args:
-        generator: the user's generator; None for the device's.
+        generator: the user's generator; None for the device's generator.
         index: the index of the device.
 
     Raises: UnsupportedOp inside `forbid_draws`.

@@ -18,13 +18,13 @@ _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def register(tensor: torch.Tensor) -> None:
-    """Registers a leaf tensor. After each later backward pass, its gradient gets the tensor's sharding."""
+    """Registers a tensor if it is a leaf. After each later backward pass, its gradient gets the sharding of the tensor."""
     if tensor.is_leaf:
         _sharded[tensor] = None
 
 
 def reshard_all() -> None:
-    """Gives the gradients of all registered tensors the tensors' shardings. No value changes. Called after each backward pass."""
+    """Gives the gradient of each registered tensor the tensor's sharding. No value changes. Called after each backward pass."""
     if not meshes.may_have_sharded_arrays() or _get_current_dispatch_mode_stack():  # with a dispatch mode, a step is being traced
         return
     for tensor in list(_sharded):
@@ -44,6 +44,6 @@ def _reshard(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
         if content.shape_dtype[0] == shape:
             content.sharding = sharding
         return
-    array = copies.packed_array(gradient)  # a program may have returned it in another shape
+    array = copies.packed_array(gradient)  # a program may have returned the gradient's array in another shape
     if array.shape == shape and meshes.sharding_of(array) != sharding:
         storages.compare_and_swap([(storage, array, meshes.copy_to(array, sharding))])

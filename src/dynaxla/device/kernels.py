@@ -75,7 +75,7 @@ def empty_like(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Implements empty_like. The result has the sharding of `tensor`, also for ops that fill it afterwards (`zeros_like`)."""
+    """Implements empty_like. A result with the strides of `tensor` gets its sharding. Ops that fill the result (`zeros_like`) keep it."""
     result = private.call_composite_kernel(
         aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
     )
@@ -182,9 +182,9 @@ def as_strided_copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[
 def as_strided_scatter(
     tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """Implements as_strided_scatter. It may write outside of its operand, so the result is a view of a copy of the operand's storage.
+    """Implements as_strided_scatter, which may write outside of its operand. So the result is a view of a copy of the operand's storage.
 
-    Source: ATen native/TensorFactories.cpp, clone_preserve_strides
+    An expanded operand (stride 0) is copied alone. Source: ATen native/TensorFactories.cpp, clone_preserve_strides
     """
     if any(length > 1 and not step for length, step in zip(tensor.shape, tensor.stride(), strict=True)):
         copied = tensor.clone()
@@ -240,9 +240,9 @@ def rrelu_with_noise(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """Implements rrelu_with_noise, which writes the slopes to `noise` and returns the result.
+    """Implements rrelu_with_noise, which returns the result and, in training, writes the slopes to `noise`.
 
-    The functional op returns both, so the general kernel cannot map its results to the arguments.
+    The general kernel requires a functional op with one result for each written argument. This functional op also returns the result.
     """
     op = aten.rrelu_with_noise_functional.default
     result, slopes = eager_mode.run_or_fall_back(op, (x, noise, lower, upper, training, generator))
@@ -264,8 +264,8 @@ def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: 
 def fused_step(op: Any) -> Any:
     """Returns a kernel that runs an optimizer's fused step as one program.
 
-    The learning rate is an input of the program, and so are other floats unless they are 0: the program of a step without, for example,
-    weight decay has no code for it.
+    The learning rate is an input of the program. Other floats are inputs unless they are 0: the program of a step with a weight decay of 0,
+    for example, has no code for weight decay.
     """
     step = fused_steps.fused_step(op)
     assert step is not None
@@ -278,7 +278,7 @@ def fused_step(op: Any) -> Any:
 
 
 def check_and_unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """Implements the unscaling of torch.amp.GradScaler: multiplies gradients by inv_scale, sets found_inf to 1 if one is not finite."""
+    """Implements the unscaling of torch.amp.GradScaler: multiplies gradients by inv_scale; sets found_inf to 1 if a value is not finite."""
     for gradient in gradients:
         found_inf.copy_(torch.maximum(found_inf, gradient.isfinite().all().logical_not().to(found_inf.dtype)))
         gradient.mul_(inv_scale)
@@ -307,9 +307,9 @@ def choose_attention(
 ) -> int:
     """Chooses the ops that compute scaled_dot_product_attention: the fused op (OVERRIDEABLE), or torch's matmuls and softmax (MATH).
 
-    Matmuls and softmax broadcast batches and heads, raise torch's errors for wrong calls, and take float64, for which the fused op's
-    log-sum-exp is too imprecise. They are also chosen inside `torch.nn.attention.sdpa_kernel(MATH)`, which turns off the flags of all named
-    kernels (flash, memory-efficient, cuDNN), and leaves the math flag on.
+    MATH broadcasts batches and heads, raises torch's errors for wrong calls, and takes float64, for which the fused op's log-sum-exp is too
+    imprecise. MATH is also chosen inside `torch.nn.attention.sdpa_kernel(MATH)`, where only the math flag is on and the flags of the named
+    kernels (flash, memory-efficient, cuDNN) are off.
 
     Returns: The value of a member of torch.nn.attention.SDPBackend.
     """
@@ -345,9 +345,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Implements scaled_dot_product_attention, above autograd, which differentiates the ops that this function calls.
+    """Implements scaled_dot_product_attention above autograd: autograd differentiates the ops that this function calls.
 
-    ATen's own implementation chooses these ops by a stub in C++, for which Python cannot register `choose_attention`.
+    ATen's own implementation chooses these ops by a stub in C++, and Python cannot register `choose_attention` for this stub.
     """
     settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if choose_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings) == _MATH:
@@ -360,7 +360,7 @@ def unsupported(op: Any) -> Any:
     """Returns a kernel that raises NotImplementedError."""
 
     def kernel(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"{op} is not supported on the device jax: it writes to operands that its schema does not declare")
+        raise NotImplementedError(f"{op} is not supported on the device jax: it writes to operands, and its schema does not say so")
 
     return kernel
 
@@ -401,8 +401,8 @@ _KERNELS: dict[Any, Any] = {
     aten.batch_norm_gather_stats.default: unsupported(aten.batch_norm_gather_stats.default),
     aten.batch_norm_gather_stats_with_counts.default: unsupported(aten.batch_norm_gather_stats_with_counts.default),
 }
-# Ops for which the general kernel is registered explicitly. For the first two, ATen's kernel would look for kernels of the device. For the
-# others, ATen's kernel would split the op into several ops, or raises since each device must have its own kernel.
+# Ops for which the general kernel is registered explicitly, in place of an ATen kernel that would serve every device. ATen's kernels of the
+# first two call other kernels that the device must have. Those of the others split the op into several ops, or raise.
 _GENERAL_KERNEL_OPS = (
     aten.convolution.default, aten.convolution_backward.default, aten.native_layer_norm.default, aten.native_group_norm.default,
     aten.embedding.default, aten.constant_pad_nd.default, aten.logsumexp.default, aten.repeat.default, aten.stack.default,
@@ -413,7 +413,7 @@ _GENERAL_KERNEL_OPS = (
     aten.cholesky_solve.default, aten._grouped_mm.default,
     aten._scaled_dot_product_fused_attention_overrideable.default, aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )  # fmt: skip
-# The dispatch key of the kernels that ATen has for structured ops on every device. These kernels need the addresses of the operands.
+# The dispatch key of ATen's kernels of structured ops for every device. These kernels need the operands' addresses, which do not exist.
 _STRUCTURED_KERNELS = "CompositeExplicitAutogradNonFunctional"
 
 _libraries: list[torch.library.Library] = []
@@ -430,7 +430,7 @@ def register() -> None:
         aten_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
         dynaxla_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
-    for key in ("Conjugate", "Negative"):  # torch's own kernel would resolve the bit by a copy, which is this op again
+    for key in ("Conjugate", "Negative"):  # torch's own kernel of this key would resolve the bit by a copy, which calls this op again
         aten_library.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
     aten_library.impl(aten._pin_memory.default, _kernel(pin_memory), "CPU")
     all_libraries.fallback(torch.library.fallthrough_kernel, private.PRIVATEUSE1_AUTOCAST_KEY)
@@ -442,7 +442,7 @@ def register() -> None:
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function as a kernel for torch. TorchDynamo does not compile it, and observations ignore it."""
+    """Returns a function as a kernel for torch. TorchDynamo does not compile it, and the observation for guards ignores its code."""
     return private.skipped_by_dynamo(is_not_observed(function))
 
 

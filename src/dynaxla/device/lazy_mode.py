@@ -1,12 +1,13 @@
 """Lazy mode: ops are recorded, and run as one program when a value is read.
 
-A storage holds a `DeferredContent` in place of an array. Each device has one recording, to which all threads add. The values in a recording
-have ids: results of ops 0, 1, 2, ..., and arrays from before the recording -1, -2, ... A step of the recording is an op, the id of the op's
-first result, and the ids of the values that the op takes. Example: for arrays a and b, (a + b) * b is the steps (add, 0, -1, -2) and
-(mul, 1, 0, -2).
+A storage holds a `DeferredContent` in place of an array. Each device has one recording, to which all threads add. Each value in a recording
+has an id: results of ops have the ids 0, 1, 2, ..., and arrays from before the recording have -1, -2, ... A step of the recording is an op,
+the id of the op's first result, and the ids of the values that the op takes. Example: for arrays a and b, (a + b) * b is the steps
+(add, 0, -1, -2) and (mul, 1, 0, -2).
 
-Values never change: a write to a storage gives the storage another value. So the code of the program depends only on the steps, the shapes
-and dtypes of the arrays, and the set of values that are still needed when it runs. `lazy_programs.py` caches programs by these.
+Values never change: a write to a storage gives the storage another value. So on one device, the code of the program depends only on the
+steps, the shapes, dtypes and shardings of the arrays, the precision settings, and the set of values that are still needed when the
+recording runs. `lazy_programs.py` caches programs by these.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from .lazy_programs import RecordedOp, TracedOp
 from .op_compiler import NotLowered, NumberOperand, OpSpecialization, ResizeNeeded, StorageMetadata, TensorOperand, trace_op
 from .strided_memory import StridedView
 
-# A recording runs when it has this many ops, since XLA may take tens of milliseconds to compile each op. Training steps of large models
-# have thousands of ops.
+# A recording with this many ops runs, since XLA may take tens of milliseconds to compile each op. Training steps of large models have
+# thousands of ops.
 MAX_OPS = 4_000
 # The largest number of cached traced ops.
 CAPACITY = 16_384
@@ -72,8 +73,8 @@ class DeferredContent(storages.StorageContent):
         value_id: the value's id in the recording.
         shape_dtype: the shape and the dtype of the future array.
         previous: the content of the storage before the recording first wrote to it; `_CREATED` for a storage that the recording created.
-        outcome: after the run, the array, or the exception that made the recording fail.
-        sharding: the sharding of the future array, taken from `previous`; None where XLA chooses.
+        outcome: after the run, the array. After a failure, `previous`, or the exception if the recording created the storage.
+        sharding: the sharding that the future array must have, such as that of `previous`; None if XLA chooses.
     """
 
     __slots__ = ("__weakref__", "outcome", "previous", "recording", "shape_dtype", "sharding", "value_id")
@@ -105,7 +106,7 @@ class DeferredContent(storages.StorageContent):
             return self.outcome
 
     def fail(self, error: Exception) -> None:
-        """Restores the previous content. In a storage that the recording created, the outcome becomes the error."""
+        """Makes the previous content the outcome. For a storage that the recording created, the outcome is the error."""
         self.outcome = error if self.previous is _CREATED else self.previous
         self.recording = self.previous = None
 
@@ -149,8 +150,8 @@ class LazyRecording:
     def run(self) -> None:
         """Computes all values that a storage still refers to, as one program.
 
-        Raises: the error of the first failed check; CompilationError; ExecutionError; ForkError. The storages then hold their contents from
-        before the recording, and reading a storage that the recording created raises ExecutionError. A KeyboardInterrupt changes nothing.
+        Raises: the error of the first failed check; CompilationError; ExecutionError; DeviceMismatch; ForkError. Storages then have their
+        contents from before the recording, and a read of a storage that it created raises ExecutionError. Ctrl-C changes nothing.
         """
         with _lock:
             if self.is_finished:
@@ -164,7 +165,7 @@ class LazyRecording:
                     wanted = [(content.value_id, content.sharding) for content in deferred]
                     results = lazy_programs.run(steps, arrays, wanted, self.device)
                 except Exception as error:
-                    for reference in self.deferred:  # includes contents that a finalizer has added meanwhile
+                    for reference in self.deferred:  # not `deferred`: a finalizer may have added contents meanwhile
                         if (content := reference()) is not None and content.recording is self:
                             content.fail(error)
                     self._end()
@@ -193,7 +194,7 @@ def run_all() -> None:
 
 
 def record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Records an op; `eager_mode.run` calls this in lazy mode. Raises: NotLowered, and the errors of `run` that depend on metadata only."""
+    """Records an op: `eager_mode.run` in lazy mode. Raises: NotLowered; errors of `eager_mode.run` that depend on metadata only."""
     while True:
         with _lock:
             result = _record(functional_op, args, kwargs, targets)
@@ -210,7 +211,7 @@ def record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str
 def _record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
     """Records an op and returns its results.
 
-    Otherwise returns a `ResizeNeeded` or `_StorageInUse`, which the caller must handle without the lock before the next attempt.
+    If the op cannot be recorded yet, returns a `ResizeNeeded` or `_StorageInUse`, which the caller must handle without the lock.
     """
     while True:
         call = _LazyCall(functional_op, args, kwargs, targets)
@@ -251,7 +252,7 @@ class _LazyCall:
     Attributes:
         key_parts: the parts of the cache key.
         storages: the storage of each slot; None for a CPU operand.
-        contents: the content of each slot's storage when this call has read it; None for a CPU operand.
+        contents: the content of each slot's storage, as this call has read it; None for a CPU operand.
         value_ids: the id of the value of each slot; None for an unwritten storage.
         shape_dtypes: the shape and the dtype of the array of each slot; (None, None) for an unwritten storage.
         storage_in_use: a storage that a running program may write to. If there is one, the call cannot be recorded yet.
@@ -378,7 +379,7 @@ class _LazyCall:
         return bool(self.numbers) and kernel_refusals.may_refuse_numbers(self.functional_op.name, self.numbers, self.dtypes)
 
     def specialization(self) -> OpSpecialization:
-        """Returns the call as an `OpSpecialization`. It does not read the storages again, since other threads may have changed them."""
+        """Returns the call as an `OpSpecialization`, without reading the storages again: other threads may have changed them."""
         return _SpecializationBuilder(self).specialization
 
     def step(self, traced: TracedOp, number_inputs: Sequence[Any]) -> RecordedOp:
@@ -434,7 +435,7 @@ class _LazyCall:
 class _SpecializationBuilder:
     """Builds the `OpSpecialization` of a call.
 
-    It is a class, since nested functions that call each other form a reference cycle. A cycle would keep the call's tensors alive.
+    This is a class, since nested functions that call each other form a reference cycle, which would keep the call's tensors alive.
     """
 
     def __init__(self, call: _LazyCall) -> None:

@@ -29,14 +29,14 @@ from .op_compiler import NewTensor, OpProgram, OpSpecialization
 CAPACITY = 256
 # Compiled recordings by steps, shapes, device and settings. The programs of one key differ in the values that they return.
 _programs: LeastRecentlyUsed[tuple[_CompiledRecording, ...]] = LeastRecentlyUsed(CAPACITY)
-# The largest number of programs of one key. Beyond it, a program that returns more values than wanted is used. For the set of wanted values
-# depends on the times at which Python frees reference cycles, so without this limit a loop might compile a program at each iteration.
+# The largest number of programs of one key. Once it is reached, a program that returns more values than wanted may be used. The set of
+# wanted values depends on the times at which Python frees reference cycles, so a loop might otherwise compile a program at each iteration.
 _MAX_VARIANTS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class TracedOp:
-    """A traced op in a recording. All calls with the same cache key share one object, so that steps compare it by identity.
+    """A traced op in a recording. All calls with the same cache key share one object, which is compared by identity.
 
     The attributes that are not listed here are described in `op_compiler.OpProgram`.
 
@@ -87,8 +87,8 @@ class RecordedOp(NamedTuple):
         first_value_id: the id of the op's first result.
         numbers: the op's Python numbers, with the dtypes in which the program takes them.
         seed: uint32[2] if the op draws random numbers, else None.
-        location: for an op with checks, the user's line for the note of an error, such as "model.py:41, in forward"; else "".
-        line: the user's line inside `executable.recorded_runs`, which reports it; else "".
+        location: the user's line for the note of an error, such as "model.py:41, in forward"; "" for an op without checks.
+        line: the user's line for `executable.recorded_runs`; "" if no such context is active.
     """
 
     key: tuple[Any, ...]
@@ -139,7 +139,7 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
             mesh_sharding, arrays = _move_to_mesh(steps, arrays)
             shardings = tuple([meshes.sharding_of(array) for array in arrays]) if mesh_sharding is not None else ()
         shape_dtypes = tuple([(array.shape, array.dtype) for array in arrays])
-        # Inside `recorded_runs`, a program on a mesh is another program than outside: its metadata has the user's line of each op.
+        # Inside `recorded_runs`, a recording on a mesh gets a program of its own, whose metadata has the user's line of each op.
         key = (
             device.id,
             settings,
@@ -192,10 +192,9 @@ def _move_to_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> t
 
 
 def _choose_program(programs: Sequence[_CompiledRecording], wanted: tuple[WantedValue, ...]) -> _CompiledRecording | None:
-    """Chooses a program that returns the wanted values among programs of the same steps. Returns None if a program must be compiled.
+    """Returns the program, of several programs for the same steps, that returns the wanted values; None if one must be compiled.
 
-    If there are `_MAX_VARIANTS` programs already, the program may return further values. Among several such programs, it is the program
-    with the fewest values.
+    If there are `_MAX_VARIANTS` programs already, the chosen program may return further values, but as few as possible.
     """
     for program in programs:
         if program.wanted == wanted:
@@ -233,7 +232,7 @@ def _compile(
     steps: Sequence[RecordedOp], array_count: int, dtype_order: Sequence[np.dtype], wanted: tuple[WantedValue, ...],
     program_inputs: Sequence[jax.Array], device: jax.Device, settings: Settings, mesh_sharding: NamedSharding | None,
 ) -> _CompiledRecording:  # fmt: skip
-    """Compiles the steps to one program.
+    """Compiles the steps as one program.
 
     Args:
         steps: the steps of a recording.
@@ -297,7 +296,7 @@ def _first_failed(codes: Sequence[tuple[int, jax.Array]]) -> jax.Array:
     """Computes, in a program, the index of the first failed check among the checks of all ops, or the number of checks if none failed.
 
     Args:
-        codes: for each op with checks, its number of checks, and the index of the first failed check among them.
+        codes: for each op with checks, its number of checks and its check code (see `op_compiler.OpProgram`).
     """
     total = sum(count for count, _ in codes)
     code, end = jax.numpy.int32(total), total

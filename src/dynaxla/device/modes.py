@@ -17,7 +17,7 @@ _mode, _blocks = "eager", 0
 def set_mode(mode: str) -> None:
     """Sets the mode of the device "jax" for all threads: ops run at once ("eager", the default), or are recorded ("lazy").
 
-    Recorded ops run as one program when a value is read, at `sync()`, and when there are very many. `set_mode("eager")` runs them too.
+    Recorded ops run as one program when a value is read, at `sync()` and `set_mode("eager")`, and when there are `lazy_mode.MAX_OPS`.
 
     Raises: ValueError for another mode; the errors of `sync` when the mode becomes "eager".
     """
@@ -48,10 +48,10 @@ def lazy() -> Iterator[None]:
 
 
 def sync() -> None:
-    """Runs the recorded ops, as one program for each device, without waiting for the device. `torch.jax.synchronize` does both.
+    """Runs the recorded ops, as one program for each device. Does not wait for the device, unlike `torch.jax.synchronize`.
 
     Raises: the error of an op that rejects the values of its operands (an index out of range); CompilationError; ExecutionError; ForkError.
-    Tensors then hold the values from before the recorded ops, and reading a tensor that a recorded op created raises ExecutionError.
+    Tensors then hold the values from before the recorded ops, and a read of a tensor that a recorded op created raises ExecutionError.
     """
     lazy_mode.run_all()
 

@@ -1,7 +1,7 @@
-"""A module that moves to or from the device keeps its parameter objects, like a module that moves to a GPU.
+"""Makes a module that moves to or from the device keep its parameter objects, like a module that moves to a GPU.
 
-torch keeps a parameter object and swaps its data, if it considers the tensors on both devices compatible. For its spare device type torch
-creates new parameters instead: tied weights would no longer be tied, and an existing optimizer would refer to the old parameters.
+torch keeps a parameter object and swaps its data only if it considers the tensors on both devices compatible. For its spare device type
+(PrivateUse1), torch creates new parameters. Tied weights would no longer be tied, and existing optimizers would refer to old parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import storages
 
 
 def install() -> None:
-    """Patches `nn.Module._apply`, so that `nn.Module.to` and similar methods keep parameters that move to or from this device."""
+    """Patches `nn.Module._apply`, so that `nn.Module.to` and similar methods keep the objects of parameters."""
     apply = nn.Module._apply
 
     @functools.wraps(apply)

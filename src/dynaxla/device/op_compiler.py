@@ -1,4 +1,4 @@
-"""Traces and compiles one op as a program. It reads the operands from their storages' arrays, and returns the storages' new arrays."""
+"""Traces and compiles an op as a program, which reads operands from their storages' arrays, and returns new arrays for storages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StorageMetadata(NamedTuple):
     """The metadata of a storage.
 
     Attributes:
-        nbytes: the size of the storage.
+        nbytes: the size of the storage, in bytes.
         shape: the shape of its array; None if nobody has written to the storage.
         dtype: the JAX dtype of its array, or None.
         sharding: the sharding of its array on a mesh; None on one device.
@@ -81,7 +81,7 @@ class NumberOperand(NamedTuple):
     """A Python number among an op's arguments that the op's program takes as an input.
 
     Attributes:
-        position: the index of the number among these numbers.
+        position: the index of the number among the numbers that the program takes.
         number_type: float or int.
     """
 
@@ -100,7 +100,7 @@ class NewTensor:
 
 @dataclass(frozen=True)
 class ResizeNeeded:
-    """Returned instead of a program for an op whose `out` arguments must be resized first. `outputs` is the metadata of the results."""
+    """Returned instead of a program for an op whose `out` arguments must be resized first, to the metadata in `outputs`."""
 
     outputs: tuple[NewTensor, ...]
 
@@ -109,8 +109,9 @@ class ResizeNeeded:
 class OpProgram:
     """An op as a program.
 
-    The program takes the arrays of `input_slots`, then a seed if it draws random numbers, then the numbers. It returns the new arrays of
-    `written_slots`, then the new tensors, then the check code (the index of the first failed check) if it has checks.
+    The program takes the arrays of `input_slots`, then a seed if it draws random numbers, then the inputs of `variant`. It returns the new
+    arrays of `written_slots`, then the arrays of new tensors. If it has checks, the last result is the check code: the index of the first
+    failed check, or the number of checks if none failed.
 
     Attributes:
         traced: the traced program; None for a compiled one.
@@ -120,7 +121,7 @@ class OpProgram:
         new_outputs: the metadata of the new tensors; None or an int where the op returns None or an int.
         is_list: True if the op returns a tuple or list, else False.
         checks: the exception and the message of each check.
-        variant: the conditions on the numbers under which the program is valid, and the inputs that are computed from them.
+        variant: the conditions on the op's Python numbers under which the program is valid, and the inputs that are computed from them.
         call: the compiled program, which takes and returns lists of arrays; None for a traced one.
     """
 
@@ -169,7 +170,7 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 def _histc(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Returns the fake result of histc, for integers too, as on GPUs.
 
-    transformers counts the tokens of experts by histc of integers on all devices but the CPU.
+    The library transformers counts the tokens of experts by histc of integers on all devices but the CPU.
     """
     is_integer = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
     return torch.ops.aten.histc.default(x.double() if is_integer else x, *args, **kwargs).to(x.dtype)
@@ -178,7 +179,7 @@ def _histc(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _grouped_mm(x: torch.Tensor, y: torch.Tensor, *args: Any, out_dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
     """Returns the fake result of _grouped_mm for all dtypes of torch's CPU kernel. torch's own fake kernel takes bfloat16 only.
 
-    The length of a row in memory is a multiple of 16 bytes.
+    A row of the result takes a multiple of 16 bytes in memory.
 
     Source: ATen native/GroupedMMUtils.h, create_grouped_gemm_output_tensor
     """
@@ -216,13 +217,13 @@ def _fake_results(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) 
     try:
         with _without_error_logs(), _disable_current_modes(), torch.no_grad(), mode:
             return _FAKES.get(op, op)(*args, **kwargs)
-    except Exception as error:  # for a wrong call, torch's own kernel then raises the right error
+    except Exception as error:  # torch's CPU kernel then runs, which raises the right error for a wrong call
         raise NotLowered(f"the shape of its result is known only after it has run ({type(error).__name__})") from error
 
 
 @contextlib.contextmanager
 def _without_error_logs() -> Iterator[None]:
-    """Suppresses the error logs of torch's fake kernels in this thread, since torch's own kernel raises these errors."""
+    """Suppresses the error logs of torch's fake kernels in this thread: torch's CPU kernel, which runs instead, raises these errors."""
     thread = threading.get_ident()
     logger = logging.getLogger(FakeTensorMode.__module__)
 
@@ -237,7 +238,7 @@ def _without_error_logs() -> Iterator[None]:
 
 
 def _check_numbers(specialization: OpSpecialization, mode: FakeTensorMode) -> None:
-    """Raises NotLowered if torch's kernel rejects the Python numbers of an op. All of them are constants of the op's program."""
+    """Raises NotLowered if torch's kernel rejects the Python numbers of an op, all of which must be constants of its program."""
     assert specialization.functional_op.functional is not None
     args, kwargs = specialization.args, specialization.functional_kwargs
     operands = [operand for operand in _operands((args, kwargs, list(specialization.targets))) if isinstance(operand, TensorOperand)]
@@ -272,7 +273,7 @@ def build_graph(
         numbers: the values of the numbers, by `NumberOperand.position`.
         platform: "cpu", "cuda" or "tpu".
 
-    Returns: the graph, the nodes of the op's results, and the fake results in the structure in which the op returns them.
+    Returns: the graph; the nodes of the op's results (None for a result that is no tensor); the fake results, as the op returns them.
 
     Raises: NotLowered if torch has no fake results for the op, or it cannot be decomposed.
     """
@@ -328,10 +329,10 @@ def _decompose(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[
             return make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
 
     try:
-        # This runs in a thread of its own: inside a dispatch mode, torch's dispatcher skips functionalization in the mode's thread.
+        # Traced in a new thread: in a thread that is inside a dispatch mode, torch's dispatcher skips functionalization.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             module = thread.submit(trace).result()
-    except Exception as error:  # for a wrong call, torch's own kernel then raises the right error
+    except Exception as error:  # torch's CPU kernel then runs, which raises the right error for a wrong call
         raise NotLowered(f"it cannot be decomposed ({type(error).__name__})") from error
     results = module.graph.output_node().args[0]
     if not all(result is None or isinstance(result, Node) for result in results):
@@ -351,7 +352,7 @@ class OpSpecialization:
         slots: the metadata of the storages of all operands and targets.
         device: the device that runs the op, or a device of the mesh.
         numbers: the values of the numbers that the program takes, by `NumberOperand.position`.
-        mesh_sharding: the replicated sharding of the mesh that has the arrays of all storages; None on one device.
+        mesh_sharding: the replicated sharding of the mesh on which the arrays of all storages are; None on one device.
     """
 
     functional_op: FunctionalOp
@@ -400,8 +401,8 @@ def compile_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
 def trace_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
     """Traces an op as a program, without compiling it.
 
-    Raises: NotLowered; RuntimeError for a target whose elements overlap; the errors of the lowering. With numbers as inputs, any exception
-    if one of the numbers must be compiled in.
+    Raises: NotLowered; ATen's RuntimeError for a target of a wrong dtype or in overlapping memory; the errors of the lowering. With numbers
+    as inputs, any exception if one of the numbers must be compiled in.
     """
     functional_op, args, targets = specialization.functional_op, specialization.args, specialization.targets
     assert functional_op.functional is not None
@@ -450,7 +451,7 @@ _EXACT_DTYPE_OUT = frozenset(["complex", "polar", "aminmax"])
 
 
 def _check_dtypes(functional_op: FunctionalOp, values: Sequence[torch.Tensor | None], targets: Sequence[TensorOperand]) -> None:
-    """Raises ATen's RuntimeError if a result of the op cannot be written to a target because of its dtype. `values` are fake results."""
+    """Raises ATen's RuntimeError if the dtype of a result (`values`, fake) does not allow writing it to its target."""
     for value, target in zip(values, targets, strict=False):
         if value is not None and functional_op.name in _EXACT_DTYPE_OUT and value.dtype != target.view.dtype:
             raise RuntimeError(f"Expected out tensor to have dtype {value.dtype}, but got {target.view.dtype} instead")
@@ -508,9 +509,9 @@ def _trace_on_devices(
     Args:
         specialization: the op.
         program: the program.
-        avals: its inputs.
-        written_slots: the slots of its first results, which keep their shardings.
-        new_count: the number of results after these that are new tensors.
+        avals: the shapes, dtypes and shardings of the program's inputs.
+        written_slots: the slots whose new arrays are the program's first results. These keep the slots' shardings.
+        new_count: the number of new tensors, whose arrays are the next results.
     """
     with metrics.timed("trace"):
         if specialization.mesh_sharding is None:
@@ -536,7 +537,7 @@ def _trace_graph(
         new_outputs: the metadata of the results, if they are new tensors; empty if they are written to targets.
         is_list: True if the op returns several values.
 
-    Raises: NotLowered; the errors of the lowering.
+    Raises: NotLowered; the errors of the lowering; NumberInspected if a number must be compiled in.
     """
     targets, slots, device = specialization.targets, specialization.slots, specialization.device
     number_trace = ScalarTrace(specialization.numbers)
@@ -545,10 +546,10 @@ def _trace_graph(
     input_slots = tuple(index for index, metadata in enumerate(slots) if metadata.shape is not None)
     written_slots = tuple(dict.fromkeys(operand.slot for operand in targets))
     checks: list[tuple[type[Exception], str]] = []
-    omitted: list[int] = []  # the results that the op's output_mask leaves out, although torch's meta function returns tensors for them
+    omitted: list[int] = []  # the results that the op's output_mask leaves out, although torch's fake kernel returns tensors for them
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
-        """The program, with the inputs and results of `OpProgram`. A first call without numbers fills `number_trace.scalar_inputs`."""
+        """The program of `OpProgram`. In a first call, without numbers, it fills `number_trace.scalar_inputs`."""
         number_trace.begin(arrays[first_number:])
         slot_arrays = _slot_arrays(specialization, tensors, iter(arrays))
         key = jax.random.wrap_key_data(arrays[first_number - 1], impl="threefry2x32") if function.draws_random else None
@@ -575,7 +576,7 @@ def _trace_graph(
     new_count = sum(isinstance(item, NewTensor) for item in new_outputs)
     traced = _trace_on_devices(specialization, program, avals, written_slots, new_count)
     if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - first_number:
-        number_trace.inspect()
+        number_trace.inspect()  # raises NumberInspected
     variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))
     new_outputs = tuple(None if index in omitted else item for index, item in enumerate(new_outputs))
     return OpProgram(traced, input_slots, function.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
@@ -584,7 +585,7 @@ def _trace_graph(
 def _lowered_function(
     specialization: OpSpecialization, module: GraphModule, nodes: Sequence[Node | None], number_trace: ScalarTrace
 ) -> Function:
-    """Returns an op as a function of its tensors. Numbers are inputs of `number_trace`. Raises: NotLowered."""
+    """Returns an op as a function of its tensors. Its `NumberOperand`s become dynamic scalars of `number_trace`. Raises: NotLowered."""
     platform = devices.platform_name(specialization.device)
     try:
         interpreter = Interpreter(module, platform, kernels=False)
@@ -592,8 +593,8 @@ def _lowered_function(
         raise NotLowered(error.message) from error
     operands = enumerate(_operands((specialization.args, specialization.functional_kwargs)))
     numbers = {index: number_trace.number(item.position) for index, item in operands if isinstance(item, NumberOperand)}
-    # The other implementations on the CPU call torch's kernels and oneDNN. This pays off in larger programs only. On a mesh, XLA could not
-    # partition the calls.
+    # On the CPU, implementations other than the generic one call torch's kernels and oneDNN, which pays off in larger programs only. On a
+    # mesh, XLA could not partition the calls.
     choose = choose_generic if platform == "cpu" or specialization.mesh_sharding is not None else choose_without_refusable
     outputs = [node for node in nodes if node is not None]
     return Function(interpreter, numbers=numbers, outputs=outputs, settings=Settings.current(platform), choose=choose)
@@ -601,7 +602,7 @@ def _lowered_function(
 
 def _slot_arrays(specialization: OpSpecialization, tensors: Sequence[TensorOperand], inputs: Iterator[jax.Array]) -> list[jax.Array]:
     """Returns the array of each slot: an input of the program, or zeros for a storage that nobody has written to."""
-    # For each slot, the dtype of the first tensor on it.
+    # The dtype of the first tensor on each slot, which the zeros get.
     first_dtypes = {item.slot: item.view.dtype for item in reversed([*tensors, *specialization.targets])}
     unwritten = [
         strided_memory.unwritten_aval(slot.nbytes, first_dtypes.get(index, torch.uint8)) if slot.shape is None else None
@@ -615,7 +616,7 @@ def _write_targets(specialization: OpSpecialization, slot_arrays: list[jax.Array
     for target, value in zip(specialization.targets, results, strict=False):
         slot = specialization.slots[target.slot]
         array = strided_memory.write(slot_arrays[target.slot], target.view, _cast_and_expand(value, target.view))
-        if slot.sharding is not None and slot.shape is not None:  # the sharding is for an array of this shape
+        if slot.sharding is not None and slot.shape is not None:  # the sharding is for an array of the slot's shape
             array = strided_memory.bitcast(array, slot.shape, slot.dtype)
         slot_arrays[target.slot] = array
 

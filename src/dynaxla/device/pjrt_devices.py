@@ -21,7 +21,7 @@ def jax_device(index: int) -> jax.Device:
 
 
 def live_arrays(index: int) -> list[jax.Array]:
-    """Returns the live arrays of a device. An array that another thread donates meanwhile is included, since its sharding can be read."""
+    """Returns the live arrays that are on this device alone. Arrays that another thread donates meanwhile are among them."""
     device = jax_device(index)
     return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
 

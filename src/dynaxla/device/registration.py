@@ -24,9 +24,9 @@ _is_enabled = False
 
 
 class _Hooks(private.DeviceHooks):
-    """The device hooks that torch calls.
+    """torch's hooks of a device.
 
-    torch calls the hooks in C++ code that does not allow exceptions. A hook that is a Python function could raise KeyboardInterrupt, since
+    torch calls them in C++ code that does not allow exceptions. A hook that is a Python function could raise KeyboardInterrupt, since
     Python checks for signals in its functions. So the hooks are callables that are implemented in C.
     """
 
@@ -39,15 +39,15 @@ _intercepted: dict[int, BaseException | None] = {}
 
 
 def _device_types() -> Iterator[Any]:
-    """Yields the device type of the guard, endlessly.
+    """Yields the device type that torch's device guard reports, endlessly.
 
     torch's autograd asks for the device type in C++ code that does not allow exceptions. An exception in this generator would end the
     process. There are two causes of an exception:
 
-    - A signal. Python does not check for signals in a generator that is inside `yield from`, so the generator is always there. Only
+    - A signal. Python does not check for signals in a generator that is suspended in `yield from`, so this generator always is. But
       pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md, "Traps".
-    - An exception of an autograd hook that is propagating when torch asks. The C call behind `yield from` then fails with a SystemError.
-      The generator stores the hook's exception for `_backward_in_this_thread`, and continues.
+    - A hook of autograd whose exception is propagating when torch asks. The C call behind `yield from` then fails with a SystemError. The
+      generator stores the hook's exception for `_backward_in_this_thread`, and continues.
     """
     endless = map(operator.itemgetter(0), itertools.repeat((private.PRIVATEUSE1_TYPE,)))
     while True:
@@ -59,13 +59,13 @@ def _device_types() -> Iterator[Any]:
 
 def _guard() -> Any:
     device_types = _device_types()
-    next(device_types)
+    next(device_types)  # enters `yield from`
     return type("Guard", (private.DeviceGuard,), {"type_": device_types.__next__})()
 
 
 @contextlib.contextmanager
 def _backward_in_this_thread(outputs: Any) -> Iterator[None]:
-    """Runs a backward pass in the calling thread if its outputs are on the CPU and on this device only.
+    """Runs a backward pass in the calling thread if it begins at outputs that are on the CPU and on this device only.
 
     At the first backward pass, torch's autograd starts a thread for each device that it knows. It has no thread for this device.
 
@@ -117,6 +117,6 @@ def enable() -> None:
         if not private.wrap_backward(_backward_in_this_thread):
             raise UnsupportedVersion(
                 f'torch {torch.__version__} runs backward passes in a way that the device "jax" does not support',
-                hint="install another release of torch: README names those that are tested",
+                hint="install another release of torch: README names the tested releases",
             )
         _is_enabled = True

@@ -1,6 +1,6 @@
 """The buffers of compiled graphs on the device: a program takes the arrays in its inputs' storages, and returns arrays for new storages.
 
-No value is copied in either direction.
+Usually no value is copied in either direction.
 
 - Written inputs: for an input that the graph writes to, the program returns the new array of the input's storage. The old array is donated,
   so that XLA writes in place. If there are other references to the old array, a copy is donated instead.
@@ -53,7 +53,7 @@ class ViewedStorage(NamedTuple):
     """The storage of an input that does not fill it.
 
     Attributes:
-        first_position: the position of the first such input of this storage. Inputs that share the storage have the same number.
+        first_position: the position, among the graph's inputs, of the first input that is on this storage and does not fill it.
         shape: the shape of the storage's array.
         dtype: the dtype of the storage's array.
     """
@@ -69,10 +69,7 @@ def buffers(request: BufferRequest) -> StorageBuffers:
 
 
 def layout_signature(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns for each input its strides, conjugate and negative bits, sharding on a mesh, and `ViewedStorage`.
-
-    The entry of an input that is no tensor is None.
-    """
+    """Returns for each tensor its strides, conjugate and negative bits, sharding on a mesh, and `ViewedStorage`; None for other inputs."""
     first_positions: dict[int, int] = {}
     entries: list[Any] = []
     for position, tensor in enumerate(args):
@@ -96,7 +93,7 @@ def planned_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _virtual_or_actual_sharding(tensor: torch.Tensor) -> storages.ShapeAndSharding:
-    """Returns the shape and the virtual sharding of a tensor's storage, else its array's shape and mesh sharding, else (None, None)."""
+    """Returns the virtual sharding of a tensor's storage, or else its array's sharding, with the shape for it; else (None, None)."""
     storage = tensor.untyped_storage()
     for shape, sharding in (storages.virtual_sharding_of(storage), storages.shape_and_sharding(storage)):
         if sharding is not None:
@@ -125,7 +122,7 @@ def _viewed_storage(tensor: torch.Tensor, position: int, first_positions: dict[i
     Args:
         tensor: the input.
         position: the position of the input among the graph's inputs.
-        first_positions: the position of the first input that does not fill its storage, by storage. Updated by this function.
+        first_positions: the `first_position` of each storage so far, by the storage's identity. Updated by this function.
     """
     if not storages.is_jax_tensor(tensor) or not tensor.numel():
         return None
@@ -147,7 +144,7 @@ def _input_specs(placeholders: Sequence[Node], args: Sequence[Any], symbols: Sym
 
 
 def _array_or_zeros(storage: torch.UntypedStorage, dtype: Any, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
-    """Returns the storage's array. If nobody has written to the storage, it first gets an array of zeros of this dtype and shape."""
+    """Returns the storage's array. A storage that nobody has written to first gets an array of zeros of this dtype and shape."""
     array = storages.array_of(storage)
     if array is None:
         array = meshes.device_put(np.zeros(shape, dtype), device)
@@ -162,11 +159,11 @@ class _Input:
 
     Attributes:
         position: the position among the graph's inputs.
-        view: the tensor's metadata, with offset 0.
+        view: the tensor's metadata, with offset 0: the offset is an operand of the program.
         viewed_storage: the tensor's storage, if the tensor does not fill it; else None.
         is_on_cpu: True if the tensor is on the CPU.
         sharding: the sharding of the array on a mesh; None on one device.
-        shape: the shape of the array; None for the `packed_shape` of the tensor's layout, or the shape in `viewed_storage`.
+        shape: the shape of the array; None if it is the `packed_shape` of the tensor's layout, or the shape in `viewed_storage`.
     """
 
     position: int
@@ -193,7 +190,7 @@ class StorageBuffers(Buffers):
         self._device, self._phase, self._reports_late = request.device, request.phase, request.reports_late
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
         self.specs = _input_specs(placeholders, args, symbols)
-        # For each output that is written to an input, by index: the input's position. Such an output is a tensor on the input's storage.
+        # The position of the input to which an output is written, by the output's index. Such an output is a tensor on the input's storage.
         targets = {
             index: position
             for index, position in written_inputs(interpreter.module.graph).items()
@@ -241,13 +238,13 @@ class StorageBuffers(Buffers):
         # The first results are the new arrays of written inputs, with the inputs' shardings.
         self.shardings = [self._inputs[index].sharding for index in self._updated_inputs]
         if self.replicated is not None and self._phase == "forward":
-            # XLA's partitioner may choose the array shapes of new tensors: it may merge several sharded dimensions into one.
+            # The pass `partitionable` may choose the array shapes of new tensors, so that it need not merge sharded dimensions.
             self.free_results = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
         self._arrays: Sequence[jax.Array] = ()
         self._offsets: Sequence[jax.Array] = ()
 
     def _is_written(self, node: Any, position: int, placeholders: Sequence[Node]) -> bool:
-        """True if the program returns a new array for the input's storage: the input is on the device, and the graph computes its value."""
+        """True if the program returns a new array for an input's storage: the input is on the device, and the graph computes `node`."""
         spec = self.specs[position]
         if not isinstance(node, Node) or node in placeholders or spec.device.type != self._device.torch_device.type or 0 in spec.shape:
             return False
@@ -255,7 +252,7 @@ class StorageBuffers(Buffers):
         return tuple(value.shape) == tuple(placeholders[position].meta["val"].shape) and value.dtype == spec.dtype
 
     def _aliased_inputs(self, indices: frozenset[int], storage_of: Mapping[Node, int]) -> dict[int, int]:
-        """Returns the position of the written input that an output aliases, by the index of the output, for outputs that alias one.
+        """Returns the outputs that alias a written input, as a dict from the output's index to the input's position.
 
         AOTAutograd derives such an output from the input after the call. It uses only the sizes and strides of the tensor that the graph
         returns for the output.
@@ -289,22 +286,19 @@ class StorageBuffers(Buffers):
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, detached=True)
 
     def _input(self, position: int, tensor: torch.Tensor, viewed_storage: ViewedStorage | None) -> _Input:
-        """Describes an input. Its conjugate and negative bits come from `tensor`.
-
-        For a tensor on the CPU both bits are False, since the copy to the device resolves them.
-        """
+        """Describes an input, with the conjugate and negative bits of `tensor`. On the CPU, both are False: the copy resolves the bits."""
         spec = self.specs[position]
         is_on_cpu = spec.device.type != self._device.torch_device.type
         bits = (False, False) if is_on_cpu else (tensor.is_conj(), tensor.is_neg())
         return _Input(position, StridedView(spec.dtype, spec.shape, spec.stride, 0, *bits), viewed_storage, is_on_cpu)
 
     def _move_inputs_to_mesh(self, input_tensors: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
-        """Moves all inputs to the mesh of the inputs or of the graph's sharding constraints.
+        """Moves all inputs to the mesh of the inputs or of the graph's sharding constraints, and adds shardings to their descriptions.
 
         Returns the mesh's replicated sharding, or None if there is no mesh.
 
-        An input that fills its storage gets an array of the packed shape, which the program takes. In a backward pass, inputs that the
-        graph does not write to keep the shapes of their arrays, since the forward program has chosen these shapes (see `free_results`).
+        The array of an input that fills its storage is reshaped to the packed shape. In a backward pass, arrays of inputs that the graph
+        does not write to keep their shapes, since the forward program has chosen these shapes (see `free_results`).
 
         Args:
             input_tensors: the tensors of a call, or fake tensors for inputs that are not on the device, by position.
@@ -355,7 +349,7 @@ class StorageBuffers(Buffers):
         return mesh_sharding
 
     def _inputs_to_update(self) -> list[int]:
-        """Returns the indices of inputs for whose storages the program returns new arrays, one input for each storage."""
+        """Returns the indices in `_inputs` of inputs for whose storages the program returns new arrays, one input for each storage."""
         index_of = {item.position: index for index, item in enumerate(self._inputs)}
         groups: dict[Any, int] = {}
         for _, position in self._written:
@@ -440,7 +434,7 @@ class StorageBuffers(Buffers):
 
 
 class _CallTensors(list[Any]):
-    """The tensors of a call: first the inputs that the program takes, then the inputs that it does not take, but that outputs alias.
+    """The tensors of a call: first the inputs that the program takes, then the inputs that only outputs alias.
 
     Attributes:
         arrays: the arrays that the program takes.
@@ -496,7 +490,7 @@ class StorageBinding:
         self._argument_check: guards.ArgumentCheck | None = None
         self._views = [index for index, item in enumerate(inputs) if item.viewed_storage is not None]
         self._expected = [(item.aval.shape, np.dtype(item.aval.dtype)) for item in inputs]
-        # The avals of the arrays of the last call in which `_convert_arrays` ran. They have the expected shapes and dtypes, so a call whose
+        # The avals of a call's arrays after the last run of `_convert_arrays`. They have the expected shapes and dtypes, so a call whose
         # arrays have equal avals needs no check of each array.
         self._checked_avals: list[Any] | None = None
         self._has_cpu_inputs = any(item.is_on_cpu for item in inputs)
@@ -554,8 +548,8 @@ class StorageBinding:
     def _convert_arrays(self, tensors: Sequence[torch.Tensor], call: _CallTensors) -> None:
         """Brings the arrays of a call into the shapes and dtypes that the program takes.
 
-        Raises: LayoutMismatch if an input that does not fill its storage has another array than the program was compiled for, or if an
-            input does not fill its storage although the program was compiled for one that does.
+        Raises: LayoutMismatch if the array of an input that does not fill its storage has another shape or dtype than the program was
+            compiled for, or if an input does not fill its storage although the program was compiled for one that does.
         """
         for index, (item, tensor) in enumerate(zip(self._inputs, tensors, strict=True)):
             if item.is_on_cpu:
@@ -577,7 +571,7 @@ class StorageBinding:
         """Moves the arrays that are on one device to the program's mesh.
 
         Raises: LayoutMismatch if an array on a mesh has another sharding than the program takes, or if no array is on the mesh and the
-            graph does not name it.
+            graph does not name the mesh.
         """
         arrays, on_one_device = call.arrays, []
         for index, item in enumerate(self._inputs):
@@ -606,10 +600,10 @@ class StorageBinding:
                 raise LayoutMismatch
 
     def outputs_without_values(self, args: list[Any], result_shardings: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-        """Returns the outputs of a call whose program does not run: tensors of unwritten memory. Inputs are unchanged. Empties `args`.
+        """Returns the outputs of a call whose program does not run: tensors of unwritten memory. Inputs are unchanged.
 
         Args:
-            args: the graph's inputs.
+            args: the graph's inputs. The list is emptied.
             result_shardings: the shapes and shardings of the program's results, which become the virtual shardings of the outputs.
         """
         tensors = [args[position] for position in self._positions]
@@ -672,8 +666,7 @@ class StorageBinding:
             storages.compare_and_swap([(storage, array, call.arrays[index])])
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Puts the new arrays into the storages of written inputs. Returns a new tensor for each further array that becomes an output, then
-        the remaining results as they are."""
+        """Puts the new arrays into the storages of written inputs. Returns the new tensors, and an array with the check code, if any."""
         call, count = cast("_CallTensors", tensors), len(self._updated_inputs)
         if call.in_use is not None:
             call.in_use.succeed((call.storages[index], array) for index, array in zip(self._updated_inputs, results, strict=False))

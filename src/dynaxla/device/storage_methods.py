@@ -1,4 +1,4 @@
-"""Methods of torch.UntypedStorage for storages on the device. torch's own C++ methods would read memory that does not exist."""
+"""Methods of torch.UntypedStorage for storages on the device, in place of C++ methods that would read memory that does not exist."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _data_ptr(storage: torch.UntypedStorage) -> int:
-    """Returns a number that identifies a storage. A storage has no address, but torch.save and other code identify it by this number.
+    """Returns a number that identifies a storage. torch.save and other code identify storages by their addresses, which do not exist here.
 
-    For a tensor, `data_ptr` raises an error.
+    `Tensor.data_ptr` raises an error.
     """
     return private.identity_of(storage)
 
@@ -76,7 +76,7 @@ _STORAGE_METHODS: dict[str, Callable[..., Any]] = {
     "_set_from_file": _set_from_file,
     "is_shared": lambda storage: False,
 }
-# Methods that would read or write a storage's memory, or share it with another process.
+# Methods that would access or resize a storage's memory, or share it with another process.
 _UNSUPPORTED = (
     "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_byteswap", "byteswap", "resize_",
     "_swap_data_ptr_", "share_memory_", "_shared_incref", "_shared_decref", "pin_memory", "_weak_ref_for_ipc",
@@ -112,7 +112,7 @@ def _no_address(tensor: torch.Tensor) -> int:
     raise RuntimeError(f"a tensor on {tensor.device} has no address: copy it to the CPU first (.cpu())")
 
 
-# Replacements of methods of torch.Tensor. Other methods that return an address raise because of a flag of torch (`private.refuse_address`).
+# Replacements of methods of torch.Tensor. Other methods that return an address raise because of `private.refuse_address`.
 _TENSOR_METHODS: dict[str, Callable[..., Any]] = {"const_data_ptr": _no_address}
 
 

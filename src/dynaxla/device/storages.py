@@ -1,7 +1,7 @@
 """Storages and tensors on the device "jax". A storage has no memory; its Python object has a jax.Array as an attribute.
 
-This attribute is the storage's *content*. It is None for unwritten memory, and a `StorageContent` while there is no array yet or no more.
-torch keeps the Python object of a storage alive as long as the storage itself.
+This attribute is the storage's *content*. It is None for unwritten memory, and a `StorageContent` while the array is not computed yet, in
+use by a program, or lost. torch keeps the Python object of a storage alive as long as the storage itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME = "jax"
 _ARRAY = "_dynaxla_array"
 
 
-# The shape of a storage's array, and the array's sharding on a mesh. The shape is None for a storage that nobody has written to, the
+# The shape of a storage's array, and the array's sharding on a mesh. The shape is None for a storage that nobody has written to. The
 # sharding is None for an array on one device.
 ShapeAndSharding = tuple[tuple[int, ...] | None, NamedSharding | None]
 
@@ -44,12 +44,12 @@ class StorageContent:
         raise NotImplementedError
 
     def shape_and_sharding(self, storage: torch.UntypedStorage) -> ShapeAndSharding:
-        """Returns the shape and the sharding of the array, without computing it if possible."""
+        """Returns the shape and the sharding of the array. Subclasses that know them do not compute the array for this."""
         return _shape_and_sharding_of(self.array(storage))
 
 
 def make_storage(nbytes: int, device: torch.device, array: jax.Array | StorageContent | None = None) -> torch.UntypedStorage:
-    """Creates a storage of this size with a content. `array` is the content, or None for unwritten memory, which reads as zeros."""
+    """Creates a storage of this size, in bytes. `array` is its content, or None for unwritten memory, which reads as zeros."""
     storage = private.storage_without_memory(device, nbytes)
     setattr(storage, _ARRAY, array)
     return storage
@@ -72,10 +72,10 @@ def tensor_on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Seque
 
 
 def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
-    """Returns the array of a storage, or None if nobody has written to it. Runs recorded ops if the array depends on them.
+    """Returns the array of a storage, or None for unwritten memory. Runs recorded ops, or waits for a running program, if necessary.
 
-    Raises: RuntimeError for a storage that dynaxla did not create, or whose array was donated to a program that failed; the errors of the
-    recorded ops.
+    Raises: RuntimeError for a storage that dynaxla did not create, or whose array was donated to a program that failed; ForkError; the
+    errors of the recorded ops.
     """
     content = content_of(storage)
     return content.array(storage) if isinstance(content, StorageContent) else content
@@ -98,7 +98,7 @@ def content_of(storage: torch.UntypedStorage) -> jax.Array | StorageContent | No
 
 
 class LostContent(StorageContent):
-    """The content of a storage whose array was donated to a program that failed. A read raises RuntimeError.
+    """The content of a storage whose array was donated to a program that failed. Reading the array raises RuntimeError.
 
     Args:
         description: the tensor's dtype, shape and device, for the error message.
@@ -115,9 +115,9 @@ class LostContent(StorageContent):
 
 
 class InUseContent(StorageContent):
-    """The content of storages while a program runs that may write to their arrays. Other threads wait until the program has finished.
+    """The content of storages while a program that may write to their arrays runs. Other threads wait until the program has finished.
 
-    To avoid deadlocks, a thread that waits for an `InUseContent` holds no other one, and no lock that the creating thread may need.
+    To avoid deadlocks, a waiting thread holds no `InUseContent` of its own, and no lock that the thread of the program may need.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class InUseContent(StorageContent):
         return compare_and_swap([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        """Waits for the program and returns the storage's new array. Returns the old array in the thread that runs the program."""
+        """Waits for the program and returns the storage's new array. In the thread of the program, returns the old array."""
         if forks.has_lost_xla():  # the thread that runs the program does not exist in a forked child
             raise forks.fork_error()
         with self._lock:  # reentrant: a signal handler in the thread of the program must not wait for the program
@@ -167,7 +167,7 @@ class InUseContent(StorageContent):
     def _release(self) -> None:
         """Drops the old arrays, and lets the waiting threads continue."""
         self._arrays = {}
-        with contextlib.suppress(RuntimeError):  # after Ctrl-C between this call and the caller's next line, the lock is free already
+        with contextlib.suppress(RuntimeError):  # if Ctrl-C comes right after a release, the caller releases the free lock again
             self._lock.release()
 
 
@@ -180,7 +180,7 @@ _tracer_checks = False  # True after `enable_tracer_checks`
 
 
 def enable_tracer_checks() -> None:
-    """Turns on the checks for JAX tracers in storages. Must be called before a storage gets its first tracer.
+    """Turns on the checks for JAX tracers in storages. Must be called before a storage first gets a tracer.
 
     The checks cost time, so they are off in processes in which no storage ever holds a tracer.
     """
@@ -228,7 +228,7 @@ def compare_and_swap(
     Returns False and changes nothing if another thread has written to one of the storages meanwhile, since that write would be lost.
 
     Args:
-        changes: for each write, the storage, its content when the caller read it, and its new content.
+        changes: for each write, the storage, the content that the caller read, and the new content.
     """
     with _lock:
         if any(getattr(storage, _ARRAY, None) is not before for storage, before, _ in changes):
@@ -252,9 +252,9 @@ _VIRTUAL_SHARDING = "_dynaxla_virtual_sharding"
 
 
 def set_virtual_sharding(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
-    """Sets the shape and the sharding that a storage's array would have on a virtual mesh. The array itself does not change.
+    """Stores the shape and the sharding that a storage's array would have on a virtual mesh. The array itself does not change.
 
-    Only the programs that `dynaxla.sharding.report` compiles with `run=False` use it.
+    Only programs that `dynaxla.sharding.report` compiles with `run=False` use this sharding.
     """
     setattr(storage, _VIRTUAL_SHARDING, (shape, sharding))
 
@@ -288,7 +288,7 @@ def replicate(storage: torch.UntypedStorage, array: jax.Array, mesh_sharding: Na
         mesh_sharding: the mesh's replicated sharding, as from `meshes.common`.
     """
     replicated = meshes.copy_to(array, mesh_sharding)
-    # This fails if another thread has written to the storage. The caller then uses the old value.
+    # If another thread has written to the storage, this changes nothing, and the caller uses the old value.
     compare_and_swap([(storage, array, replicated)])
     return replicated
 
@@ -347,7 +347,7 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
     offset = int(tensor.storage_offset())
     needed = (offset + storage_extent(tuple(shape), tuple(stride))) * tensor.dtype.itemsize if math.prod(shape) else 0
     if needed > storage.nbytes():
-        # Two of the uses are the references of this tensor and of the storage's Python object.
+        # Two references are those of this tensor and of the storage's Python object.
         if storage.nbytes() and private.storage_uses(storage) > 2:
             raise RuntimeError(
                 f"a tensor on {tensor.device} cannot be resized from {storage.nbytes()} to {needed} bytes, since other tensors share its "

@@ -59,8 +59,8 @@ def unwritten_aval(nbytes: int, dtype: torch.dtype) -> jax.ShapeDtypeStruct:
 
     Args:
         nbytes: the size of the storage.
-        dtype: the dtype of a tensor on the storage. With another dtype, each read would convert bytes: on a TPU, XLA takes 33.8 million
-            cycles to read 36 MiB of bytes as bfloat16 (v5e, libtpu 0.0.42).
+        dtype: the dtype of a tensor on the storage. The zeros have this dtype, so that reads need not convert bytes: on a TPU, XLA takes
+            33.8 million cycles to read 36 MiB of bytes as bfloat16 (v5e, libtpu 0.0.42).
     """
     count, rest = divmod(nbytes, dtype.itemsize)
     return jax.ShapeDtypeStruct((nbytes,), np.uint8) if rest else jax.ShapeDtypeStruct((count,), dtypes.to_jax(dtype))
@@ -86,7 +86,7 @@ def read(array: jax.Array, view: StridedView) -> jax.Array:
 
 
 def write(array: jax.Array, view: StridedView, value: jax.Array) -> jax.Array:
-    """Returns the storage's array after a write to the tensor. The tensor's elements must not share memory with each other.
+    """Returns the storage's array after a write to the tensor, possibly in another shape and dtype. The tensor must not overlap itself.
 
     Args:
         array: the storage's array before the write.
@@ -125,7 +125,7 @@ def has_internal_overlap(view: StridedView) -> bool:
 
 
 def check_no_internal_overlap(view: StridedView) -> None:
-    """Raises ATen's RuntimeError for a write to a tensor with two elements in the same memory."""
+    """Raises ATen's RuntimeError for a write to a tensor if two of the tensor's elements share memory."""
     if has_internal_overlap(view):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -183,7 +183,7 @@ class _Box(NamedTuple):
 def _box(layout: Layout, view: StridedView) -> _Box | None:
     """Returns the box whose corner has the tensor's packed elements.
 
-    Returns None unless each stride is a positive multiple of the next smaller one, and is large enough for that dimension's size.
+    Returns None unless each stride is a positive multiple of the next smaller stride, and at least that stride times its dimension's size.
     """
     shape: list[int] = []
     corner: list[int] = []
@@ -261,7 +261,7 @@ def _flat(array: jax.Array) -> jax.Array:
 
 
 def read_at(array: jax.Array, view: StridedView, offset: jax.Array) -> jax.Array:
-    """Reads a tensor like `read`. The tensor has the metadata `view`, but begins `offset` elements later.
+    """Reads a tensor like `read`, but `offset` elements after the first element of `view`.
 
     The offset is an int64[] array, so a program can take it as an input, and views at different offsets share the program.
     """
@@ -269,7 +269,7 @@ def read_at(array: jax.Array, view: StridedView, offset: jax.Array) -> jax.Array
 
 
 def write_at(array: jax.Array, view: StridedView, offset: jax.Array, value: jax.Array) -> jax.Array:
-    """Writes to a tensor like `write`, but `offset` elements later (see `read_at`). The array keeps its shape and dtype."""
+    """Writes to the tensor of `read_at` like `write`. The array keeps its shape and dtype."""
     memory = _elements(array, view.dtype)
     memory = lax.dynamic_update_slice(memory, _flat(write(_extent_slice(array, view, offset), view, value)), [offset])
     if memory.dtype == array.dtype:
@@ -280,5 +280,5 @@ def write_at(array: jax.Array, view: StridedView, offset: jax.Array, value: jax.
 
 
 def _extent_slice(array: jax.Array, view: StridedView, offset: jax.Array) -> jax.Array:
-    """Returns the elements of memory from the first to the last element of the tensor that begins `offset` elements after `view`."""
+    """Returns the elements of memory from the first to the last element of the tensor of `read_at`."""
     return lax.dynamic_slice(_elements(array, view.dtype), [offset], [storage_extent(view.shape, view.stride)])

@@ -18,12 +18,12 @@ from .torch_streams import Stream as Stream
 
 DeviceLike: TypeAlias = torch.device | int | str | None
 
-# torch.utils.checkpoint saves random states only of devices that are initialized.
+# Read by torch.utils.checkpoint, which saves random states only of initialized devices.
 _initialized = True
-_current = threading.local()
+_current = threading.local()  # attribute `index`: the index of the device that `device` has set in this thread
 # The highest number of allocated bytes that was observed, by device index.
 _peaks: dict[int, int] = {}
-# The devices (by index) whose peak is the number in `_peaks` rather than PJRT's peak, which cannot be reset.
+# The indices of devices whose peak is the number in `_peaks`, not PJRT's peak, because the user has reset it. PJRT's peak cannot be reset.
 _reset_devices: set[int] = set()
 
 
@@ -69,9 +69,9 @@ def set_device(device: DeviceLike) -> None:
 
 @contextlib.contextmanager
 def device(which: DeviceLike) -> Iterator[None]:
-    """Sets the device that functions of this module use when they are called without a device, inside the block.
+    """Inside the block, functions of this module that are called without a device use the device `which`.
 
-    For torch, "jax" without an index stays "jax:0".
+    Seeding functions, `Stream`, `Event` and torch itself still use "jax:0" if no index is given.
 
     Raises: RuntimeError if there is no such device.
     """
@@ -146,12 +146,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    """Seeds the device "jax:0" with a random number."""
+    """Seeds the device "jax:0" with a nondeterministic number."""
     generators.generator_of(0).seed()
 
 
 def seed_all() -> None:
-    """Seeds all devices with one random number."""
+    """Seeds all devices with one nondeterministic number."""
     generators.manual_seed_all(torch.Generator().seed())
 
 
@@ -183,7 +183,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Returns the bytes of all arrays on a device, including arrays that belong to no tensor."""
+    """Returns the bytes of all arrays on a device, with or without a tensor. On the CPU, arrays on several devices are not included."""
     index = _index(device)
     pjrt_bytes = memory_stats(device).get("bytes_in_use")
     allocated = pjrt_bytes if pjrt_bytes is not None else _bytes_of_arrays(index)
@@ -192,15 +192,15 @@ def memory_allocated(device: DeviceLike = None) -> int:
 
 
 def _bytes_of_arrays(index: int) -> int:
-    """Returns the bytes of all live arrays on a device. Arrays that another thread donates meanwhile are left out."""
+    """Returns the bytes of all live arrays that are on this device alone. Arrays that another thread donates meanwhile are left out."""
     return sum(array.nbytes for array in pjrt_devices.live_arrays(index) if not array.is_deleted())
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """Returns the peak of allocated bytes, as PJRT has counted it since the process began.
 
-    Where PJRT does not count, as on the CPU, and after `reset_peak_memory_stats`, returns the highest number that this function and
-    `memory_allocated` have observed.
+    Where PJRT has no statistics, as on the CPU, and after `reset_peak_memory_stats`, returns the highest number of bytes at a call of this
+    function or of `memory_allocated`.
     """
     index = _index(device)
     pjrt_peak = None if index in _reset_devices else memory_stats(device).get("peak_bytes_in_use")
@@ -222,7 +222,7 @@ def memory_reserved(device: DeviceLike = None) -> int:
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Returns the free and the total bytes of the device. Where PJRT does not report them, returns those of the machine's main memory."""
+    """Returns the free and the total bytes of a device. Where PJRT does not report them, returns the bytes of the host's main memory."""
     stats = memory_stats(device)
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]

@@ -1,6 +1,6 @@
 """`torch.jax.Stream` and `torch.jax.Event`, for code written for devices with several queues.
 
-PJRT runs the work of a device in one order, so a device has a single stream, and no stream waits for another stream of its device.
+PJRT runs the programs of a device in order. So a device has a single stream, which never waits for another stream of the same device.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def wait(index: int) -> None:
 
 
 def is_done(index: int) -> bool:
-    """True if all work submitted to a device is done. Recorded ops (lazy mode) run first."""
+    """True if all live arrays that are on this device alone are computed. Recorded ops (lazy mode) run first."""
     lazy_mode.run_all()
     return all(map(_is_computed, pjrt_devices.live_arrays(index)))
 
 
 def _wait_for_arrays(arrays: list[jax.Array], index: int) -> None:
-    """Waits for arrays. If another thread donates an array meanwhile, waits for all programs of the device instead."""
+    """Waits for arrays. If another thread donates one of them meanwhile, also waits for all programs of the device."""
     is_donated = False
     for array in arrays:
         try:
@@ -76,7 +76,7 @@ class Stream:
         wait(self.device_index)
 
     def query(self) -> bool:
-        """Returns True if all work submitted to the device is done."""
+        """See `is_done`."""
         return is_done(self.device_index)
 
     def wait_stream(self, stream: Stream) -> None:
@@ -110,7 +110,7 @@ class Event:
     """A point in the queue of a device.
 
     Attributes:
-        enable_timing: True if the event stores the time at which it is reached.
+        enable_timing: True if `record` stores the time at which the event is reached.
         device: the torch device; None before the event is recorded.
     """
 
@@ -123,7 +123,7 @@ class Event:
         self._pending: list[jax.Array] = []
 
     def record(self, stream: Stream | None = None) -> None:
-        """Records the event after the work submitted so far. With timing, it waits for that work, to take the time at its end."""
+        """Records the event, which is reached when all arrays that exist now are computed. With timing, waits, and stores the time."""
         self.device = (stream or Stream()).device
         self._pending = pjrt_devices.live_arrays(self.device.index or 0)
         if self.enable_timing:
@@ -142,7 +142,7 @@ class Event:
         return all(map(_is_computed, self._pending))
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Returns the milliseconds from this event to a later one, including all work between them."""
+        """Returns the milliseconds from this event to a later event. Raises: RuntimeError if one of them has no time."""
         if self._seconds is None or end_event._seconds is None:
             raise RuntimeError("both events must be made with enable_timing=True, and recorded, before elapsed_time is called")
         return (end_event._seconds - self._seconds) * 1e3

@@ -22,7 +22,7 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 def draw(path: str | Path, collectives: Sequence[CollectiveTraffic], memory: Sequence[DeviceMemory]) -> None:
-    """Draws a report to a file: see `Report.picture`."""
+    """Draws the content of a report to a file: see `Report.picture`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def draw(path: str | Path, collectives: Sequence[CollectiveTraffic], memory: Seq
 
 
 def _draw_collectives(axes: Any, collectives: Sequence[CollectiveTraffic]) -> None:
-    """Draws a bar for the bytes of each entry, with the first of the user's lines. `collectives` is sorted by bytes."""
+    """Draws a bar for the bytes of each entry, labeled with the first of its user lines. `collectives` is sorted by bytes, descending."""
     shown = collectives[:_MAX_ROWS]
     names = [f"{item.program}\n{item.count} over {item.axes}" for item in shown]
     for row, item in enumerate(shown):
@@ -58,7 +58,7 @@ def _draw_collectives(axes: Any, collectives: Sequence[CollectiveTraffic]) -> No
 
 
 def _draw_memory(axes: Any, memory: Sequence[DeviceMemory]) -> None:
-    """Draws a bar for the memory of each program, divided into arguments, results and temporary buffers. `memory` is sorted by size."""
+    """Draws a bar for the memory of each program, divided into arguments, results and temporary buffers. `memory` is sorted, descending."""
     shown = memory[:_MAX_ROWS]
     for row, item in enumerate(shown):
         start = 0
@@ -106,7 +106,7 @@ def _legend(axes: Any, colors: dict[str, str]) -> None:
 
 
 def _ticks(longest: int) -> list[float]:
-    """Returns tick positions from zero to a number of bytes, in round steps of a unit."""
+    """Returns tick positions from zero to `longest` bytes, in round steps of a unit."""
     size = next(size for _, size in _UNITS if longest >= size)
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if longest / size / step <= 6)
     return [size * step * index for index in range(int(longest / size / step) + 1)]

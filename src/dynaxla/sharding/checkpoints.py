@@ -1,9 +1,9 @@
 """`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": it writes and reads one shard after the other.
 
-DCP's planners get the shards of an object by a protocol of three methods, which DTensor implements too (`_ShardedTensor`). DCP also calls
-methods of `Stateful` objects at the beginning and the end of a load (`_ValueView`). `Checkpointable` is a view of a state dict with such
-objects in place of the tensors and values. A load keeps the loaded shards separate from the tensors, on the shards' devices, until
-everything has been read.
+DCP gets the shards of an object by three methods, such as `__create_chunk_list__`, which DTensor and `_ShardedTensor` implement. At the
+beginning and the end of a load, DCP calls two methods of `Stateful` objects, which `_ValueView` implements. `Checkpointable` is a view of a
+state dict: each value is replaced by a `_ValueView`, and each tensor in a value by a `_ShardedTensor`. A load keeps the loaded shards
+separate from the tensors, on the shards' devices, until everything has been read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from ..runtime.layout import ORDINARY
 def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
     """Returns a view of a state dict for `torch.distributed.checkpoint.save` and `load`. Pass it as their state dict, or as a value of it.
 
-    `save` writes the shards of each tensor on the device "jax" that fills its storage, each shard once, and has at most one shard on the
-    CPU at a time. `load` reads the data that each device needs, whatever mesh or processes the shards were saved from. The tensors stay the
-    same objects, with their aliases and shardings, and their version counters increase. All other loaded values are put into `state_dict`,
-    as without the view. No tensor on the device is written to until everything has been read, so a load needs memory for a second copy of
-    the loaded tensors.
+    `save` writes each tensor on the device "jax" that fills its storage shard by shard: each distinct shard once, and one at a time on the
+    CPU. `load` reads the data that each device needs, whatever mesh or processes the shards were saved from. The tensors stay the same
+    objects, with their aliases and shardings, and their version counters increase. Other values are saved and loaded as without the view.
+    No tensor on the device is written to until everything has been read, so a load needs memory for a second copy of the loaded tensors.
 
     Args:
         state_dict: Values by name, nested as DCP allows. The keys in a checkpoint are the same as without the view.
 
     Raises:
         ArgumentError: `state_dict` is no dict.
-        UnsupportedTensor: Raised later, if the view is given to DCP as a part of a value, or to `async_save`.
+        UnsupportedTensor: Raised later by DCP, if the view is nested inside a value of DCP's state dict, or if `async_save` gets it.
     """
     if not isinstance(state_dict, MutableMapping):
         raise ArgumentError(
@@ -48,8 +47,8 @@ def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
 class Checkpointable(dict[str, Any]):
     """The view of a state dict that `checkpointable` returns.
 
-    If the view is DCP's state dict, DCP calls `state_dict` and `load_state_dict` of its values. If the view is a value of DCP's state dict,
-    DCP calls these methods of the view.
+    If the view is DCP's state dict, DCP calls `state_dict` and `load_state_dict` of the view's values (`_ValueView`). If the view is a
+    value of DCP's state dict, DCP calls these methods of the view.
     """
 
     def __init__(self, state_dict: MutableMapping[str, Any]) -> None:
@@ -102,7 +101,7 @@ class _Shard(NamedTuple):
 
 
 class _LoadingShards:
-    """The shards on the CPU that DCP's reader writes to. A shard moves to its device when the reader has released it, to save memory."""
+    """The shards on the CPU that DCP's reader writes to. A shard that the reader has released moves to its device, to save memory."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[_ShardedTensor, tuple[int, ...], torch.Tensor]] = []
@@ -111,7 +110,7 @@ class _LoadingShards:
         """Returns the CPU tensor into which the reader loads a shard, with dimensions in memory order.
 
         Args:
-            leaf: The tensor.
+            leaf: The tensor that has the shard.
             offsets: The offsets of the shard's first element.
         """
         self.move_to_devices()
@@ -134,7 +133,7 @@ class _LoadingShards:
         self._entries = remaining
 
 
-# The use count of a storage that the reader has released: one tensor and the storage's Python object refer to it.
+# The use count of a storage that the reader has released: only the tensor in `_entries` and the storage's Python object refer to it.
 _RELEASED_USES = 2
 
 
@@ -144,7 +143,7 @@ class _ShardedTensor(torch.Tensor):
     Attributes:
         tensor: The tensor.
         loading: The shards that are on the CPU during a load.
-        is_loading: True if DCP loads the tensor, False if it saves the tensor.
+        is_loading: True while DCP loads the tensor, False while DCP saves it.
         loaded_shards: The loaded shards by the offsets of their first elements, each on the first of the devices that have the shard.
     """
 
@@ -202,7 +201,7 @@ class _ShardedTensor(torch.Tensor):
         )
 
     def loaded_array(self) -> jax.Array | None:
-        """Returns the tensor's array with the loaded shards, or None if no shard was loaded."""
+        """Returns the tensor's array with loaded shards in place of old ones, or None if no shard was loaded."""
         if not self.loaded_shards:
             return None
         arrays: dict[jax.Device, jax.Array] = {}
@@ -235,7 +234,7 @@ def _shards(tensor: torch.Tensor) -> dict[tuple[int, ...], _Shard]:
 def _view(value: Any, loading: _LoadingShards) -> Any:
     """Returns a copy of a value of a state dict, with a `_ShardedTensor` in place of each supported tensor in dicts and lists.
 
-    DCP does not look into other containers. They are not copied.
+    Other containers, into which DCP does not look, are not copied.
     """
     if isinstance(value, Mapping):
         return {key: _view(item, loading) for key, item in value.items()}
@@ -274,9 +273,9 @@ def _commit(loaded: Any) -> None:
 
 
 def _store_other_values(target: Any, loaded: Any) -> None:
-    """Stores loaded values other than `_ShardedTensor`s in a state dict, or in a container of the state dict.
+    """Stores loaded values other than `_ShardedTensor`s in a state dict, or in a container of the state dict, as DCP does without a view.
 
-    They are stored under the same keys or list positions as by DCP without a view.
+    A list that is too short is extended.
     """
     items = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded)
     for key, value in items:

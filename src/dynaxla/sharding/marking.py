@@ -19,15 +19,15 @@ from ..lowering.ops import sharding_constraints
 from ..runtime import meshes
 from .mesh import Mesh
 
-# The mesh axes along which each dimension is sharded.
+# The mesh axes along which each dimension of a tensor is sharded.
 Spec: TypeAlias = Sequence[str | Sequence[str] | None] | PartitionSpec
 
 
 def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
-    """Shards a tensor on the device "jax" over a mesh. Its values, views, identity and version do not change.
+    """Shards a tensor on the device "jax" over a mesh. The tensor stays the same object, with its values, views and version counter.
 
     Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode), `mark_sharding` constrains the sharding of the
-    tensor that it returns, and of its gradient.
+    tensor that it returns, and of that tensor's gradient.
 
     Args:
         tensor: The tensor.
@@ -39,8 +39,8 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         The tensor; inside a program, a new tensor.
 
     Raises:
-        ArgumentError: The spec does not fit the tensor.
-        UnsupportedTensor: The tensor is not on the device, or is a part of another tensor.
+        ArgumentError: The spec does not fit the tensor, or the mesh is one device and the tensor is on another.
+        UnsupportedTensor: The tensor is not on the device "jax", or does not fill its storage.
     """
     mesh = Mesh.of(mesh)
     axes = _axes_of_spec(tensor, mesh, spec)
@@ -133,8 +133,8 @@ def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.M
     Args:
         model: The module.
         mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
-        specs: Specs by pattern (fnmatch). The patterns are for names in `named_parameters` and `named_buffers`. The last matching pattern
-            applies. A tensor whose name matches no pattern is replicated on each device.
+        specs: Specs by pattern (fnmatch) for names in `named_parameters` and `named_buffers`. The last matching pattern applies. A tensor
+            whose name matches no pattern is replicated on each device.
 
     Returns:
         The module.
@@ -169,7 +169,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def sharding_of(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
-    """Returns the sharding of a tensor's value, by the tensor's dimensions; None for a tensor on a single device.
+    """Returns the sharding of a tensor, in the order of the tensor's dimensions; None for a tensor on a single device.
 
     Raises:
         UnsupportedTensor: The tensor is not on the device "jax".
@@ -179,7 +179,7 @@ def sharding_of(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
 
 
 def local_shards(tensor: torch.Tensor) -> list[tuple[torch.device, tuple[slice, ...], torch.Tensor]]:
-    """Returns the shards of a tensor on this process's devices: for each its device, its index in the tensor, and a copy on the CPU.
+    """Returns the shards of a tensor on this process's devices: for each shard, its device, its slices of the tensor, and a CPU copy.
 
     Raises:
         UnsupportedTensor: The tensor is not on the device "jax".

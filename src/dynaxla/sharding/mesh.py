@@ -38,11 +38,11 @@ class Mesh:
             sizes: The axes' sizes.
             names: The axes' names.
             devices: The devices, in row-major order; by default as many as needed, starting at "jax:0".
-            virtual: True for a mesh of devices that do not exist. Tensors that are marked for it stay where they are and keep their values.
-                Only `dynaxla.sharding.report` compiles programs for such a mesh, and does not run them. Code that runs ignores the mesh.
+            virtual: True for a mesh of devices that do not exist. `mark_sharding` leaves tensors where they are. Code that runs ignores the
+                mesh. `dynaxla.sharding.report` with `run=False` compiles programs for it.
 
         Raises:
-            ArgumentError: The sizes and names are no mesh, or there are too few devices.
+            ArgumentError: The sizes and names define no mesh, or there are too few devices.
             RuntimeError: A device does not exist.
         """
         self.sizes, self.names = tuple(int(size) for size in sizes), tuple(names)
@@ -64,7 +64,7 @@ class Mesh:
                     hint="leave devices out: a virtual mesh has its own",
                 )
             self.devices = tuple(range(-count, 0))
-            sharding_constraints.mesh(self.sizes, self.names, self.devices)  # from now on, programs look for sharded arrays
+            sharding_constraints.mesh(self.sizes, self.names, self.devices)  # from now on, calls of programs check for sharded arrays
             return
         self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.parse_device(device).index for device in devices)
         available = len(pjrt_devices.devices())

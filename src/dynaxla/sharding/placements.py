@@ -28,8 +28,8 @@ class ParameterGroup:
         role: The parameters' common name, with "*" for the number of the block, e.g. "layers.*.mlp.up.weight".
         names: The parameters' names.
         shape: The shape of each parameter.
-        nbytes: The size of all these parameters.
-        followers: The names of vectors of the same modules, such as biases, which are sharded like the parameters' first dimension.
+        nbytes: The size of all these parameters together, in bytes.
+        followers: The names of vectors in the same modules, such as biases. They are sharded like the parameters' first dimension.
     """
 
     role: str
@@ -43,8 +43,8 @@ class Placement(NamedTuple):
     """A sharding of a batch and of all groups of parameters.
 
     Attributes:
-        batch: The axes along which the batch's first dimension is sharded.
-        dims: For each group, the axes along which each dimension is sharded.
+        batch: The mesh axes along which the batch's first dimension is sharded.
+        dims: For each group, the mesh axes along which each dimension is sharded.
     """
 
     batch: tuple[str, ...]
@@ -83,7 +83,7 @@ def _role(model: nn.Module, name: str) -> str:
             parts.append(name_part)
         elif next(child.children(), None) is not None:
             parts.append("*")
-        else:  # consecutive layers, as in nn.Sequential: square layers alternate between two roles, so that they can be sharded in pairs
+        else:  # a layer, as in nn.Sequential: square layers get two roles in alternation, so that they can be sharded in pairs
             same_shapes = [other for other in module.children() if _shapes(other) == _shapes(child)]
             weight = getattr(child, "weight", None)
             is_square = isinstance(weight, torch.Tensor) and weight.dim() > 1 and weight.shape[0] == weight.shape[1]
@@ -111,7 +111,7 @@ class PlacementChoices:
 
     Attributes:
         groups: The groups.
-        axes: The axes with more than one device.
+        axes: The names of the mesh axes with more than one device.
         axis_combinations: The combinations of axes along which one dimension may be sharded.
     """
 
@@ -127,11 +127,11 @@ class PlacementChoices:
         return math.prod(self._sizes[axis] for axis in axes)
 
     def batch_shardings(self) -> list[tuple[str, ...]]:
-        """Returns the combinations of axes along which the batch may be sharded, first no axis."""
+        """Returns the combinations of axes along which the batch may be sharded. The first is (): no axis."""
         return [(), *(axes for axes in self.axis_combinations if self._batch is not None and self._batch % self._num_devices(axes) == 0)]
 
     def replicated(self, batch: tuple[str, ...] = ()) -> Placement:
-        """Returns the placement in which no parameter is sharded, and the batch is sharded along these axes."""
+        """Returns the placement in which no parameter is sharded, and the batch is sharded along the axes `batch`."""
         return Placement(batch, tuple(((),) * len(group.shape) for group in self.groups))
 
     def _is_divisible(self, group: ParameterGroup, dims: Dims) -> bool:
@@ -159,7 +159,7 @@ class PlacementChoices:
     def fully_sharded(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
         """Shards parameters along further axes, as in FSDP.
 
-        In each parameter this shards the first dimension that is not sharded yet and whose size the number of devices divides.
+        In each parameter, the axes shard the first dimension that is not sharded yet and whose size their number of devices divides.
         """
         all_dims = []
         for group, dims in zip(self.groups, placement.dims, strict=True):
@@ -168,7 +168,7 @@ class PlacementChoices:
         return placement._replace(dims=tuple(all_dims))
 
     def starting_points(self) -> dict[str, Placement]:
-        """Returns the placements with which a search starts, by a descriptive name."""
+        """Returns the placements with which a search starts, by descriptive name."""
         placements: dict[str, Placement] = {"all whole": self.replicated()}
         for batch in self.batch_shardings():
             if batch:
@@ -184,10 +184,10 @@ class PlacementChoices:
         return placements
 
     def shard_pairs(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
-        """Shards the matrices of each module along axes as in tensor parallelism, for example of an attention or an MLP.
+        """Shards the matrices of each module, such as an attention or an MLP, along axes as in tensor parallelism.
 
         The last matrix of a module is sharded along dimension 1 (its inputs), the others along dimension 0 (their outputs). So the values
-        between them are sharded, too, and only the last result needs an all-reduce.
+        between the matrices are sharded, too, and only the last result needs an all-reduce.
         """
         for run in self._runs:
             if run.is_whole_module:
@@ -212,7 +212,7 @@ class PlacementChoices:
     def _shard_run(
         self, placement: Placement, group_indices: Sequence[int], axes: tuple[str, ...], first: int, last: int
     ) -> Placement | None:
-        """Shards a run of matrices along axes: the last matrix by dimension `last`, all others by dimension `first`.
+        """Shards a run of matrices along axes: dimension `last` of the last matrix, dimension `first` of all other matrices.
 
         Returns None if the number of devices does not divide a dimension's size.
         """
@@ -224,7 +224,7 @@ class PlacementChoices:
         return placement
 
     def _find_runs(self) -> list[_MatrixRun]:
-        """Returns the runs of consecutive matrices in each block. Runs with `is_whole_module` come first, then runs with many bytes."""
+        """Returns the runs of consecutive matrices in each block: first those with `is_whole_module`, and large runs before small ones."""
         runs: list[_MatrixRun] = []
         blocks: dict[str, list[int]] = {}
         for index, group in enumerate(self.groups):
@@ -249,7 +249,7 @@ class _MatrixRun(NamedTuple):
 
     Attributes:
         group_indices: The indices of the matrices' groups.
-        is_whole_module: True if the run is all matrices of the direct children of one module, such as an attention.
+        is_whole_module: True if the run has all matrices of the direct children of one module, such as an attention.
     """
 
     group_indices: tuple[int, ...]

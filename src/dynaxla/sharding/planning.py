@@ -37,14 +37,14 @@ _log = logging.getLogger("dynaxla")
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost model: flops / flops_per_second + bytes / bytes_per_second + collectives * seconds_per_collective, for one device.
+    """The cost model of a program, in seconds: flops / flops_per_second + bytes / bytes_per_second + collectives * seconds_per_collective.
 
-    bytes: The data that the device sends in ring algorithms. For a result of b bytes among n devices: 2 b (n - 1) / n in an all-reduce,
-    b (n - 1) in a reduce-scatter, b in a permute, and b (n - 1) / n in all other collectives.
+    All three quantities are those of one device:
 
-    flops: The operations that XLA counts. The body of a loop counts once.
-
-    collectives: The number of collectives.
+    - flops: The operations that XLA counts. The body of a loop counts once.
+    - bytes: The data that the device sends in ring algorithms. For a result of b bytes among n devices: 2 b (n - 1) / n in an all-reduce,
+      b (n - 1) in a reduce-scatter, b in a permute, and b (n - 1) / n in all other collectives.
+    - collectives: The number of collectives.
 
     The model ignores memory bandwidth, and the overlap of computation and communication. The defaults are round numbers for a GPU in a
     machine with several GPUs.
@@ -59,8 +59,8 @@ class Costs:
 class PlacementTrial:
     """The result of trying a placement.
 
-    If the step's inputs alone do not fit into memory, the placement was not compiled: `memory` is then the size of the inputs, and
-    `seconds` is infinite.
+    A placement whose inputs alone do not fit into memory was not compiled. `memory` is then the size of the inputs, and `seconds` is
+    infinite.
 
     Attributes:
         what: A description of the placement. "3, but ..." means the placement of the third trial with one change.
@@ -102,7 +102,7 @@ class Plan:
     tried: tuple[PlacementTrial, ...]
 
     def apply(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
-        """Shards a model's parameters as planned, and optimizer state like its parameters. Buffers are replicated on each device.
+        """Shards a model's parameters as planned, and optimizer state like the parameters. Buffers are replicated on each device.
 
         Raises the exceptions of `shard_module`.
         """
@@ -142,8 +142,7 @@ def plan(
     compilations: int = 60,
     **kwargs: Any,
 ) -> Plan:
-    """Searches for a sharding of a step's parameters and batch on a mesh that fits into memory and takes the least time by the cost
-    model (`Costs`).
+    """Searches for the sharding of a step's parameters and batch on a mesh that takes the least time (`Costs`) and fits into memory.
 
     The search first tries data parallelism, fully sharded parameters, pairs of matrices split by rows and by columns (tensor parallelism),
     and combinations of these. It then makes single changes to the best placement, as long as one of them is an improvement. Optimizer state
@@ -162,8 +161,8 @@ def plan(
         compilations: The maximum number of placements that XLA compiles.
 
     Raises:
-        ArgumentError: No trial fits into `memory` (the message names the smallest trial), the step is compiled to several programs, or it
-            does not read exactly one module with parameters on the device "jax".
+        ArgumentError: No trial fits into `memory` (the message names the smallest trial), the step is not compiled to exactly one program,
+            does not read exactly one module with parameters on the device "jax", or has a batch tensor that does not fill its storage.
         CaptureError: The step cannot be recorded.
     """
     search = _PlacementSearch(_RecordedStep.of(step, args, kwargs, model), Mesh.of(mesh), memory, costs or Costs(), compilations)
@@ -177,8 +176,8 @@ class _RecordedStep:
         program: The program.
         inputs: The inputs of one call of the program.
         model: The module whose parameters are placed.
-        parameter_of: For each parameter, gradient and optimizer state, the name of the parameter that determines its sharding. The keys are
-            the `storage_key`s of the tensors.
+        parameter_of: The name of the parameter that determines a tensor's sharding, by the tensor's `storage_key`, for each parameter,
+            gradient and optimizer state.
         batch: The tensors among the step's arguments.
     """
 
@@ -191,7 +190,7 @@ class _RecordedStep:
     def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _RecordedStep:
         """Records a step. Takes the arguments of `plan`, and raises its exceptions."""
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
-        quick = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
+        quick = quick_options() if _platform() == "cpu" else {}  # the code never runs, so only compile time matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quick, **options.xla})
         programs = StepPrograms(function, options)
         try:
@@ -224,7 +223,7 @@ def _model_and_state(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dic
     """Returns the model that a step reads, and `_RecordedStep.parameter_of`.
 
     Args:
-        walk: The objects that the step reads.
+        walk: The walk over the objects that the step reads.
         model: The model that the user gave, or None.
 
     Raises:
@@ -260,9 +259,9 @@ class _PlacementSearch:
     """A search for the best placement of a recorded step. Takes the arguments of `plan`."""
 
     def __init__(self, recorded: _RecordedStep, mesh: Mesh, memory: int | None, costs: Costs, compilations: int) -> None:
-        self._recorded, self._mesh, self._memory, self._costs, self._compilations = recorded, mesh, memory, costs, compilations
+        self._recorded, self._mesh, self._memory, self._costs, self._max_compilations = recorded, mesh, memory, costs, compilations
         self._groups: list[ParameterGroup] = groups_of(recorded.model)
-        # The size of the first dimension of the batch: all arguments with this size are sharded along it.
+        # The size of the first dimension of the first tensor argument. All arguments whose first dimension has this size are the batch.
         self._batch_size = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
         for tensor in recorded.batch:
             if self._is_batch(tensor) and not StridedView.of(tensor).fills(tensor.untyped_storage().nbytes()):
@@ -272,9 +271,9 @@ class _PlacementSearch:
                 )
         self._choices = PlacementChoices(self._groups, mesh, self._batch_size)
         self._tried: dict[Placement, PlacementTrial] = {}
-        self._compiled = 0
+        self._compilation_count = 0
         self._traced: Any = None  # the traced step, which all compilations share
-        self._best: tuple[Placement, Executable] | None = None
+        self._best: tuple[Placement, Executable] | None = None  # the best placement that fits into memory, and its program
 
     def run(self) -> Plan:
         """Searches as `plan` describes. Raises: ArgumentError if no trial fits into memory."""
@@ -283,7 +282,7 @@ class _PlacementSearch:
             self._try(what, placement)
         best = min(self._tried, key=self._score)
         is_better = True
-        while is_better and self._compiled < self._compilations:
+        while is_better and self._compilation_count < self._max_compilations:
             is_better = False
             number = list(self._tried).index(best) + 1  # in the order of trials
             for what, placement in self._untried_neighbors(best):
@@ -297,7 +296,7 @@ class _PlacementSearch:
 
     def _untried_neighbors(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
         for what, other in self._choices.neighbors(placement):
-            if self._compiled >= self._compilations:
+            if self._compilation_count >= self._max_compilations:
                 return
             if other not in self._tried:
                 yield what, other
@@ -305,18 +304,18 @@ class _PlacementSearch:
     def _try(self, what: str, placement: Placement) -> None:
         """Compiles a placement, unless its inputs alone do not fit into memory, and stores its trial.
 
-        Does nothing for a placement that was tried, or if there were too many compilations.
+        Does nothing for a placement that was tried already, or if no compilations are left.
         """
-        if placement in self._tried or self._compiled >= self._compilations:
+        if placement in self._tried or self._compilation_count >= self._max_compilations:
             return
         input_bytes = self._input_bytes(placement)
         if self._memory is not None and input_bytes > self._memory:
             trial, executable = PlacementTrial(what, input_bytes), None
         else:
-            self._compiled += 1
+            self._compilation_count += 1
             trial, executable = self._compile(what, placement)
         self._tried[placement] = trial
-        _log.info("plan: %d of %d: %s: %d bytes, %g s", self._compiled, self._compilations, what, trial.memory, trial.seconds)
+        _log.info("plan: %d of %d: %s: %d bytes, %g s", self._compilation_count, self._max_compilations, what, trial.memory, trial.seconds)
         if executable is not None and not self._excess(trial) and min(self._tried, key=self._score) == placement:
             self._best = placement, executable
 
@@ -335,7 +334,7 @@ class _PlacementSearch:
         return PlacementTrial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
 
     def _bytes_sent(self, item: CollectiveTraffic) -> int:
-        """Returns the bytes that a device sends: see `Costs`."""
+        """Returns the bytes that a device sends: see `Costs`. A collective whose axes are not known counts as one over the whole mesh."""
         sizes = dict(zip(self._mesh.names, self._mesh.sizes, strict=True))
         names = item.axes.split(", ")
         count = math.prod(sizes[name] for name in names) if all(name in sizes for name in names) else math.prod(self._mesh.sizes)
@@ -355,7 +354,7 @@ class _PlacementSearch:
         return bytes_of_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
 
     def _dims_by_storage(self, placement: Placement) -> dict[int, Dims]:
-        """Returns the axes of the dimensions of parameters, gradients, optimizer state and batch, by `storage_key`."""
+        """Returns the mesh axes of each dimension of parameters, gradients, optimizer state and batch, by `storage_key`."""
         by_name = self._dims_by_name(placement)
         dims_of_parameters = {key: by_name[name] for key, name in self._recorded.parameter_of.items()}
         return dims_of_parameters | {
@@ -369,7 +368,7 @@ class _PlacementSearch:
         return (placement.batch,) if self._is_batch(tensor) and placement.batch else ()
 
     def _dims_by_name(self, placement: Placement) -> dict[str, Dims]:
-        """Returns the axes of the dimensions of all parameters, by name."""
+        """Returns the mesh axes of each dimension of all parameters, by name."""
         by_name: dict[str, Dims] = {}
         for group, dims in zip(self._groups, placement.dims, strict=True):
             by_name.update(dict.fromkeys(group.names, dims))

@@ -1,4 +1,4 @@
-"""Reports the collectives of compiled programs on a mesh, by XLA's text of the programs, and their memory on each device."""
+"""Reports the collectives of programs on a mesh, as read from the programs' HLO, and the memory of the programs on each device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..training.step import CompiledStep
 from .charts import draw
 from .text_tables import table, text_of
 
-# Matches the line of a collective in HLO. Of an asynchronous collective it matches the start, not the end.
+# Matches the line of a collective in HLO, but not the end of an asynchronous collective (`-done`).
 _INSTRUCTION = re.compile(rf"\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)")
-# Matches the first line of the fusion by which XLA:TPU scatters the result of an all-reduce, so that each device gets its part alone.
+# Matches the first line of the fusion by which XLA:TPU scatters the result of an all-reduce, so that each device gets only its part.
 _SCATTER_FUSION = re.compile(r"%?all-reduce-scatter\S* \(.*\) -> (?P<type>.*) \{")
-# Matches the attributes of a collective that XLA:TPU has split into a start, a part that runs together with another operation, and an end.
-# Each of these fusions contains the collective, with the same channel.
-_PART = re.compile(r"channel_id=(\d+),.*frontend_attributes=\{[^}]*chain_id=")
+# Matches the attributes of a collective that XLA:TPU has split into several fusions: a start, an end, and possibly a part that runs
+# together with another operation. Each of these fusions contains the collective, with the same channel.
+_SPLIT_COLLECTIVE = re.compile(r"channel_id=(\d+),.*frontend_attributes=\{[^}]*chain_id=")
 # Matches the dtype and the sizes of an array in HLO, such as f32[8,16].
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 # The maximum length of the text for groups of devices that correspond to no axes.
@@ -65,7 +65,7 @@ class CollectiveTraffic:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a program on each device. Of several programs with one name (an eager op for several shapes), it is the largest.
+    """The memory of a program on each device, or of the largest of several programs with one name (an eager op for several shapes).
 
     Attributes:
         program: The program's name.
@@ -130,20 +130,20 @@ def report(
 ) -> Report:
     """Calls a function, and returns the communication and memory of its programs: compiled graphs and steps, eager ops, lazy recordings.
 
-    The call has all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of `compile_step` that
-    has no program yet is recorded at once, as with `fullgraph`.
+    The call has all its effects: a training step trains. A lazy recording is included if it runs during the call. A step of `compile_step`
+    that has no program yet is recorded at once, as with `fullgraph`.
 
     Args:
         function: The function or step.
         args: The positional arguments of the call.
         kwargs: The keyword arguments of the call.
-        run: False: programs are compiled, as quickly as possible, but do not run. Their mesh may be virtual. Tensors that the programs
+        run: If False, programs are compiled, as quickly as possible, but do not run. Their mesh may be virtual. Tensors that the programs
             write to keep their values, and tensors that the programs create are zeros. All other code of the function runs, including ops
             in eager mode.
         platform: The platform of the topology; only "tpu".
-        topology: With `run=False`: TPUs that need not exist, such as "v5e:16x16", for which XLA's compiler for TPUs compiles the programs
-            with all optimizations. It is part of libtpu, which must be installed. The mesh must have as many devices as the topology;
-            programs that are on no mesh are compiled for one device, and are part of the report, too.
+        topology: With `run=False`: TPUs that need not exist, such as "v5e:16x16". XLA's compiler for TPUs, which is part of libtpu,
+            compiles the programs for them, with all optimizations. The mesh must have as many devices as the topology. Programs on no mesh
+            are compiled for one device, and are part of the report, too.
 
     Raises:
         ArgumentError: The call runs no program on a mesh; the topology is not known, or has another number of devices than the mesh.
@@ -155,7 +155,7 @@ def report(
     target = None if topology is None else topologies.topology(platform, topology)
     call = function
     if isinstance(function, CompiledStep):
-        # A step that has programs for this machine keeps them.
+        # For a topology, a new CompiledStep compiles the step again, and `function` keeps its programs for this machine.
         call = CompiledStep(function._function, function._options, False).call_as_program if target else function.call_as_program
     with executable.recorded_runs() as runs, contextlib.nullcontext() if run else meshes.compile_only(target):
         call(*args, **kwargs)
@@ -189,7 +189,7 @@ def _combined(runs: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
 
 
 def _largest_memory(runs: Sequence[ProgramRun]) -> tuple[DeviceMemory, ...]:
-    """Returns for each program name the memory of the program that needs most memory."""
+    """Returns for each program name the memory of the program that needs the most."""
     run_counts = Counter(item.name for item in runs)
     largest: dict[str, DeviceMemory] = {}
     for memory in [memory_of(item) for item in {id(item.program): item for item in runs}.values()]:
@@ -204,8 +204,8 @@ def collectives_of(run: ProgramRun | Executable) -> list[CollectiveTraffic]:
     mesh = run.program.mesh
     groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
     text = run.program.text()
-    scattered: str | None = None  # the type of the result of the current computation, if it is a `_SCATTER_FUSION`
-    channels: set[str] = set()
+    scattered: str | None = None  # the result type of the current HLO computation, if that is a `_SCATTER_FUSION`
+    channels: set[str] = set()  # the channels of the split collectives so far
     for line in text.splitlines():
         if line.endswith("{"):
             fusion = _SCATTER_FUSION.match(line)
@@ -213,10 +213,10 @@ def collectives_of(run: ProgramRun | Executable) -> list[CollectiveTraffic]:
         match = _INSTRUCTION.match(line)
         if match is None:
             continue
-        if (part := _PART.search(line)) is not None:
-            if part[1] in channels:
+        if (split := _SPLIT_COLLECTIVE.search(line)) is not None:
+            if split[1] in channels:
                 continue
-            channels.add(part[1])
+            channels.add(split[1])
         kind, size = (
             (match["kind"], _bytes(match["type"], "-start(" in line))
             if scattered is None
@@ -232,7 +232,7 @@ def collectives_of(run: ProgramRun | Executable) -> list[CollectiveTraffic]:
 
 
 def _line(instruction: str, text: str) -> str:
-    """Returns the user's line of an instruction, or of the first consumer of its result that has a line; "" if there is none.
+    """Returns the user's line of an instruction; if it has none, that of the nearest consumer of its result that has one; or else "".
 
     In jaxlib 0.12, a collective on a parameter has the parameter's name in place of a line.
 
@@ -294,7 +294,7 @@ def _axes_of(text: str, mesh: Any) -> str:
 
 
 def memory_of(run: ProgramRun | Executable) -> DeviceMemory:
-    """Returns the memory of a program, by XLA's analysis."""
+    """Returns the memory of a program, as XLA's memory analysis reports it."""
     assert run.program is not None
     stats = run.program.memory()
     return DeviceMemory(

@@ -29,7 +29,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[Any]:
     """Returns a program's inputs with virtual tensors in place of the tensors on the device. Other inputs are unchanged.
 
-    The virtual tensors of tensors that share a storage share a storage, too.
+    Tensors that share a storage get virtual tensors that share a storage, too.
 
     Args:
         inputs: The inputs of a call of the program.
@@ -45,7 +45,7 @@ def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) 
         key = storage_key(tensor)
         if key not in virtual_storages:
             shape, dtype, sharding = _virtual_array(tensor, mesh, dims.get(key, ()))
-            # A ShapeDtypeStruct has all attributes of an array that are read before a program is called.
+            # A ShapeDtypeStruct has all those attributes of an array that are read before a program is called.
             array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
             virtual_storages[key] = storages.make_storage(tensor.untyped_storage().nbytes(), tensor.device, array)
         virtual.append(storages.tensor_on(virtual_storages[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype))
@@ -69,7 +69,7 @@ def _sharding(mesh: Mesh, spec: Sequence[str]) -> NamedSharding:
 
 
 def bytes_of_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> int:
-    """Returns the number of bytes that the inputs need on each device."""
+    """Returns the number of bytes that the inputs need on each device. Tensors that share a storage count once."""
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     bytes_of: dict[int, int] = {}
     for tensor in inputs:

@@ -25,7 +25,7 @@ def _modules_of_public_names() -> dict[str, str]:
 
 _PUBLIC = _modules_of_public_names()
 __all__ = list(_PUBLIC)
-# Public names that do not need torch. Each is imported alone. The first use of any other public name imports all of these.
+# Public names that do not need torch. Each is imported alone. The first use of any other public name imports all public names.
 _WITHOUT_TORCH = ("errors", "load")
 # Modules that become attributes of dynaxla at their first use, e.g. dynaxla.observe.metrics. They are not public.
 _LAZY_MODULES = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")

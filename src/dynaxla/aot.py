@@ -29,7 +29,7 @@ from .passes.joint.partition import LateOutput, partition
 from .runtime import capture_lock
 from .runtime.store import Store
 
-# The reason to run a graph with torch's kernels if its inputs overlap.
+# The reason to run a graph with torch's kernels if its inputs overlap, as a clause about the graph.
 OVERLAP = "it writes to an input that shares memory with another input or overlaps itself, and AOTAutograd did not detect that"
 
 
@@ -47,7 +47,7 @@ class AotCapture:
         facts: receives the facts about the graph.
         overlapping: the positions of inputs that share memory in a way that AOTAutograd does not detect.
         cache: the store in which later processes find the graph, and the graph's key there; None if the graph is not cached.
-        is_pickled: True if torch pickles the compiled function. Then the function must be AOTAutograd's own, without dynaxla's wrapper.
+        is_pickled: True if torch pickles the compiled function. Then AOTAutograd's runtime wrapper is not replaced (runtime_wrapper.py).
     """
 
     module: GraphModule
@@ -75,8 +75,8 @@ class AotCapture:
         finally:
             # AOTAutograd keeps the backward compiler, and with it this object, as long as the compiled function lives.
             self.example_inputs = ()
-        # TorchDynamo never traces the function of a backend. AOTAutograd's helper adds a wrapper for the same purpose, which takes time at
-        # every call.
+        # `aot_autograd` wraps the function so that TorchDynamo does not trace it. The wrapper takes time at every call and is not needed,
+        # because TorchDynamo never traces the function of a backend.
         if self._unwrapped is not None:
             return self._unwrapped
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
@@ -126,7 +126,7 @@ class AotCapture:
         written = None
         if metadata is not None and not self.is_pickled:
             written = leading_writes(metadata, module, self.module, self.example_inputs)
-        # The cache entry is made before `build`, which may change the graph.
+        # The cache entry is created before `build`, which may change the graph.
         cached = CachedGraph.of(graph, written) if self.cache is not None and written is not None else None
         runner = self.build(graph)
         self._find_overlaps(metadata, module)
@@ -147,9 +147,9 @@ class AotCapture:
         return graph
 
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:
-        """Finds the inputs that the graph writes to, and the inputs that may overlap in later calls. Stores both in `facts`.
+        """Stores in `facts` the inputs that the graph writes to, and a guard on the inputs that may overlap in later calls.
 
-        Raises: LostWrite if an input that the graph writes to overlaps in this call.
+        Raises: LostWrite if, in this call, a written input overlaps itself, or overlaps another input and AOTAutograd does not detect that.
         """
         written, parameters = _written_inputs(metadata, self.example_inputs)
         self.facts.written_inputs = written
@@ -205,8 +205,8 @@ def load_from_cache(
 def _written_inputs(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
     """Returns the positions of TorchDynamo's inputs that a graph writes to, and the positions of parameters and buffers.
 
-    Both sets are empty for a graph without writes. If AOTAutograd has another number of inputs than TorchDynamo, returns all positions and
-    an empty set.
+    Both sets are empty for a graph without writes. If AOTAutograd has another number of inputs than TorchDynamo, positions do not
+    correspond: returns all positions and an empty set.
 
     Args:
         metadata: AOTAutograd's `ViewAndMutationMeta`, or None if there is none.

@@ -40,7 +40,7 @@ _graph_numbers = itertools.count()
 def dynaxla(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph. The graph is traced once. For each combination of input sizes it is lowered and compiled once, and then only run.
+    """Compiles a graph. AOTAutograd traces the graph once. It is lowered and compiled once for each combination (or bucket) of input sizes.
 
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
@@ -54,7 +54,7 @@ def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], pa
         return _compile(module, example_inputs, parsed)
     if getattr(torch._functorch.config, "force_autograd_cache", False):
         hint = "use the backend dynaxla: aot_compile saves one program, and does not measure engines"
-        raise OptionError("several engines do not compete with aot_compile or force_autograd_cache", hint=hint)
+        raise OptionError("the option engines does not support aot_compile and force_autograd_cache", hint=hint)
     facts = GraphFacts()
     compile_with_dynaxla = functools.partial(_compile_unguarded, facts=facts, has_competitors=True)
     return _guarded(compile_with_contest(module, example_inputs, parsed, compile_with_dynaxla, facts), module, parsed, facts)
@@ -63,7 +63,7 @@ def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], pa
 def dynaxla_auto(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph with several engines, and runs it with the fastest engine whose results are correct.
+    """Compiles a graph with several engines, and runs it with the fastest engine whose results agree with eager mode.
 
     The options are the options of `dynaxla`, and `engines`: the competing backends, by default ["dynaxla", "inductor", "eager"].
     """
@@ -93,7 +93,7 @@ def dynaxla_retrace(
     if parsed.distributed != "torch":
         raise OptionError(
             f"dynaxla_retrace does not support the option distributed={parsed.distributed!r}",
-            hint="use the backend dynaxla, or leave it out",
+            hint="use the backend dynaxla, or leave the option out",
         )
     return _compile(module, example_inputs, parsed, retrace=True)
 
@@ -226,7 +226,7 @@ def _will_be_pickled(module: GraphModule, options: Options, retrace: bool) -> bo
     if not getattr(torch._functorch.config, "force_autograd_cache", False):
         return False
     _check_picklable(module, options, retrace)
-    return bool(torch._functorch.config.bundled_autograd_cache)  # if it is off, torch looks up results, but stores only Inductor's
+    return bool(torch._functorch.config.bundled_autograd_cache)  # if off, torch pickles only Inductor's results
 
 
 def _check_device_jax_options(options: Options, is_pickled: bool) -> None:
@@ -250,9 +250,9 @@ def _check_device_jax_options(options: Options, is_pickled: bool) -> None:
 
 
 def _check_picklable(module: GraphModule, options: Options, retrace: bool) -> None:
-    """Checks that torch can pickle AOTAutograd's result, which it does under aot_compile and with force_autograd_cache.
+    """Checks that torch can pickle AOTAutograd's result, which torch does under aot_compile and with force_autograd_cache.
 
-    Sets an attribute of the module to the other facts on which the result depends, so that torch's cache key covers these.
+    Sets an attribute of the module to further facts on which the result depends, so that torch's cache key covers these facts.
 
     Raises: UnsupportedVersion for a torch that pickles only Inductor's results; OptionError.
     """

@@ -21,7 +21,7 @@ def cache_folder(name: str, directory: str | os.PathLike[str] | None) -> Path | 
 
 
 def is_known_to_be_empty(folder: Path) -> bool:
-    """True if a store in this folder would be empty: the folder has no file, or it does not exist and can be created."""
+    """True if a store in this folder would be empty: the folder has only hidden files, or does not exist and can be created."""
     try:
         return not any(not path.name.startswith(".") for path in folder.iterdir())
     except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""The options of the backends. No other module parses options or reads dynaxla's environment variables."""
+"""The options of the backends. No other module parses options.
+
+dynaxla's environment variables are read here, too, except for DYNAXLA_PROGRESS (observe/progress.py). Commands also look at DYNAXLA_CACHE.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class OptionDocumentation:
     """The documentation of an option, in the metadata of its field. It determines the check of values and the row in docs/options.md.
 
     Attributes:
-        default: the default of the option's backend, without the environment variable.
+        default: the default with the backend `backend` if the environment variable is not set.
         values: the allowed values.
         text: the meaning, in Markdown, with links from the folder docs.
         variable: the environment variable that sets the default, or "".
@@ -146,8 +149,8 @@ class Options:
     fallback: str = _field(
         "kernel",
         _one_of("kernel", "error"),
-        """For an op without a lowering. `"kernel"`: the program calls torch's own kernel, which is counted and logged.
-        `"error"`: the graph raises `UnsupportedOp`""",
+        """For an op without a lowering. `"kernel"`: torch's own kernel computes the op, called by the program or between two programs. This
+        is counted and logged. `"error"`: the graph raises `UnsupportedOp`""",
     )
     freeze: bool = _field(
         False,
@@ -159,13 +162,13 @@ class Options:
         False,
         _FLAG,
         """Measure all implementations of an op for each shape, and use the fastest instead of the one expected to be the fastest. The first
-        call takes longer. `dynaxla tune` shows the measurements, which the cache directory keeps""",
+        call takes longer. The cache directory keeps the measurements, and `dynaxla tune` shows them""",
     )
     exact_rng: bool = _field(
         False,
         _FLAG,
-        """Draw eager mode's random numbers: torch's own generator draws them before the program runs. Otherwise it draws a seed, from which
-        the program generates its own numbers""",
+        """Draw eager mode's random numbers: torch's own generator draws them before the program runs. Otherwise torch's generator draws
+        only a seed, from which the program generates its own numbers""",
     )
     cache: str | None = _field(
         None,
@@ -275,10 +278,10 @@ class Options:
         return Options(**{field_of_option.get(name, name): value for name, value in given.items()})
 
     def store(self, folder: str) -> Store | None:
-        """Returns the store in a folder of the cache directory.
+        """Returns the store in a folder of the cache directory; None if the cache is off, or if the user has no cache directory.
 
-        Returns None if the cache is off, or if the user has no cache directory. If there are event listeners, returns None for all folders
-        except "tuning" and "self_tests", since cached programs have no line numbers of the user's code.
+        If there are event listeners, also returns None for all folders except "tuning" and "self_tests", since cached graphs and programs
+        have no line numbers of the user's code.
 
         Raises: OptionError if the user has chosen a directory that cannot be used.
         """
@@ -291,9 +294,9 @@ class Options:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """The values of the options that a compiled program depends on.
+        """The values of the options on which a compiled program depends.
 
-        These are all options except `compile`, the directories, `executables`, `heap` and `engines`.
+        These are all options except `compile`, `executables`, `heap`, `engines`, and the directories `cache` and `dump`.
         """
         return tuple(
             sorted(value.items()) if isinstance(value := getattr(self, item.name), Mapping) else value
@@ -315,7 +318,7 @@ def open_store(folder: Path) -> Store:
 
 @functools.cache
 def _default_store(folder: str) -> Store | None:
-    """Returns a store in the user's cache directory; None without such a directory, as in some containers."""
+    """Returns a store in the user's cache directory; None, with a warning in the log, if there is no such directory that can be used."""
     try:
         path = cache_folder(folder, None)
         return open_store(path) if path is not None else None
@@ -329,7 +332,7 @@ def documentation() -> dict[str, OptionDocumentation]:
     return {item.name: item.metadata["documentation"] for item in fields(Options)}
 
 
-# The fields of `Options` with another name than their option, by field. The option has kept an old name.
+# By field of `Options`: the option's name, if it differs from the field's name. The option has kept an old name.
 _OPTION_OF_FIELD = {"implementations": "forms"}
 
 # For each setting (an option and its value), the options that must not be turned on with it, with the reasons.

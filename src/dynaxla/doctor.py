@@ -28,7 +28,7 @@ from .lowering.cpu import onednn_support
 from .observe import metrics
 from .runtime import clients, devices, private, streams, transfer
 
-# The newest and the oldest releases with which dynaxla is tested.
+# The newest and the oldest releases with which dynaxla is tested, by package.
 TESTED = {name: newest for name, (_, newest) in private.KNOWN.items()}
 OLDEST = {name: oldest for name, (oldest, _) in private.KNOWN.items()}
 OLDEST_PYTHON = (3, 11)
@@ -49,7 +49,7 @@ class Status(enum.Enum):
     Attributes:
         NOTE: a fact without a judgement.
         GOOD: checked and correct.
-        DOUBT: works, but slower or untested.
+        DOUBT: works, but slower, only in part, or untested.
         BROKEN: must be fixed.
     """
 
@@ -164,7 +164,7 @@ def examine_devices() -> list[Finding]:
 
 
 def _libtpu() -> list[Finding]:
-    """Reports the compiler and runtime for TPUs, if it is installed. JAX alone uses it: tensors are on the device "jax"."""
+    """Reports libtpu, the compiler and runtime for TPUs, if it is installed. Only JAX uses it: tensors on TPUs are on the device "jax"."""
     try:
         version = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
@@ -237,7 +237,7 @@ def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable
     """Checks the fast paths, which are private APIs with a public alternative, and finds missing private APIs without an alternative.
 
     Args:
-        paths: as returned by `private.fast_paths`, the default after their self-tests.
+        paths: the states of the fast paths by name, as `private.fast_paths` returns them. Default: the states after the self-tests.
         missing: the names of private APIs. Default: the private APIs that this environment lacks.
     """
     if paths is None:
@@ -271,7 +271,7 @@ def examine_caches() -> list[Finding]:
         return [Finding("caches", "programs and traced graphs", "off: the user has no cache directory", Status.DOUBT, fix)]
     found = [Finding("caches", "programs", f"live: {store.folder.parent}", Status.GOOD)]
     if others := foreign_kernels():
-        value = f"gated: {', '.join(others[:3])} registered from Python by a package other than torch"
+        value = f"gated: a package other than torch has registered kernels from Python: {', '.join(others[:3])}"
         found.append(Finding("caches", "traced graphs", value, Status.NOTE))
     else:
         found.append(Finding("caches", "traced graphs", "live", Status.GOOD))
@@ -408,7 +408,7 @@ def examine_steps(device: torch.device) -> list[Finding]:
     steps: dict[str, Callable[[], Any]] = {
         "JAX alone": lambda: jax.jit(lambda x: x + 0)(array_on_xla()),
         "torch's memory handed to XLA": import_tensor,
-        **({"the same, ordered by a stream": lambda: import_tensor(with_stream=True)} if device.type == "cuda" else {}),
+        **({"torch's memory handed to XLA, ordered by a stream": lambda: import_tensor(with_stream=True)} if device.type == "cuda" else {}),
         "XLA's memory handed to torch": lambda: transfer.export_array(array_on_xla(), 1 if device.type == "cuda" else None),
     }
     findings = []
@@ -483,7 +483,7 @@ def _table(findings: Iterable[Finding]) -> Table:
 
 
 def _narrow_table(findings: Iterable[Finding]) -> Table:
-    """Returns a table with the columns state and text, and a separate row for each topic."""
+    """Returns a table with the columns state and text, and a separate row above the findings of each topic."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

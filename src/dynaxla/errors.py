@@ -90,11 +90,11 @@ class ExecutionError(DynaxlaError):
 
 
 class UnsupportedVersion(DynaxlaError):
-    """The installed torch, JAX or jaxlib lacks a private entry point that dynaxla needs."""
+    """The installed torch, JAX or jaxlib lacks an op, a feature or a private entry point that dynaxla needs."""
 
 
 class ArtifactError(DynaxlaError):
-    """A compiled artifact cannot be written, or cannot be used here since it is damaged or comes from another environment."""
+    """An exported model or compiled artifact cannot be written or used: it is damaged, from another environment, or called wrongly."""
 
 
 class ForkError(DynaxlaError):
@@ -104,7 +104,8 @@ class ForkError(DynaxlaError):
 class CollectiveMismatch(ExecutionError):
     """The processes of a group are about to call different collectives. Inputs are unchanged.
 
-    No process has begun its collective, except a process that runs a program again: in that case the group cannot be used any more.
+    No process has begun its collective, unless its program has run before: such a process does not compare first. If one has begun, the
+    group cannot be used any more.
     """
 
 

@@ -1,8 +1,8 @@
 """Handling of forks: resets locks in the child, notifies objects there, and decides if the child can use XLA.
 
 A forked child has XLA's memory but none of its threads, and XLA cannot be repaired there. XLA's compiler keeps threads for the whole
-process (one of them waits to report slow compilations) and communicates with them at every compilation. The thread pool of a client is
-missing, too, and freeing the client would wait for these threads. So a child of a process that has used XLA does not use XLA: torch's own
+process (one of them waits to report slow compilations) and communicates with them at every compilation. The threads of a client's pool are
+missing, too, and freeing the client would wait for them forever. So a child of a process that has used XLA does not use XLA: torch's own
 kernels run the graphs (eager_fallback.py), and no XLA object is freed. A child of a process that has only imported dynaxla can use XLA.
 """
 
@@ -24,7 +24,7 @@ class ForkListener(Protocol):
     """An object that is notified in a forked child."""
 
     def after_fork(self) -> None:
-        """Runs in the child before any other code. It must not take a lock that another thread may have held in the parent."""
+        """Runs in the child before `fork` returns there. It must not take a lock that another thread may have held in the parent."""
 
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -44,7 +44,7 @@ def lock() -> Any:
 
 
 def reset_after_fork(lock_object: Any) -> None:
-    """Releases a lock in every forked child, unless the thread that forked holds it. The lock may belong to another library."""
+    """Releases a lock in every forked child, unless it is reentrant and the forking thread holds it. It may be another library's lock."""
     _locks.add(lock_object)
 
 

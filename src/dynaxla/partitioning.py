@@ -1,7 +1,7 @@
 """Compiles a graph with DTensors under `options={"distributed": "spmd"}`.
 
-AOTAutograd traces the graph of global tensors (global_view.py), and XLA's partitioner splits the resulting programs. The inputs and outputs
-of a program are the local shards of this process.
+AOTAutograd traces the graph with global tensors in place of DTensors (global_view.py), and XLA's partitioner splits the resulting programs.
+The inputs and outputs of a program are the local shards of this process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
     """
     view = GlobalView(captured, example_inputs)
     input_boundaries = list(view.inputs.values())
-    saved: dict[str, Any] = {}
+    saved_specs: dict[str, Any] = {}
     registry.fill()
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Any]:
@@ -56,7 +56,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
             if phase != "backward":
                 _check_wrapper(TracingContext.get().fw_metadata, len(input_boundaries), len(interpreter.placeholders))
             inputs, results = range(len(interpreter.placeholders)), range(len(interpreter.output_node.args[0]))
-            if phase == "backward":
+            if phase == "backward":  # a backward graph takes saved tensors, then tangents of outputs, and returns the inputs' gradients
                 saved_count = len(inputs) - sum(_is_tangent(node) for node in interpreter.placeholders)
                 tangents = [outputs[_output_of(node)] for node in interpreter.placeholders[saved_count:]]
                 input_specs = {saved_count + index: boundary.spec for index, boundary in enumerate(tangents)}
@@ -67,7 +67,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
             graph = AtenGraph(f"dynaxla_{number}_{phase}", module, (), phase)
             if events.has_listeners():
                 events.emit(events.GraphFunctionalized.of(number, graph))
-            return PartitionedProgram(graph, interpreter, options, view.mesh, input_specs, output_specs, saved)
+            return PartitionedProgram(graph, interpreter, options, view.mesh, input_specs, output_specs, saved_specs)
 
         return compile_graph
 
@@ -75,7 +75,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
         _interpreter(joint)
         return partition(joint, inputs, platform="cpu", **settings)
 
-    # Otherwise AOTAutograd would expect tangents with the sizes of the global tensors that it traced.
+    # Otherwise AOTAutograd would expect tangents with the sizes of the global tensors that it traced, and tangents are local shards.
     with capture_lock.capturing(), torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):
         compiled = aot_autograd(
             fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
@@ -88,7 +88,7 @@ _logged_reasons: set[str] = set()
 
 
 def report_not_partitioned(name: str, reason: NotPartitioned, options: Options) -> None:
-    """Records that a graph is compiled as with distributed="xla": counts it, emits a `StepFellBack` event, and logs each reason once.
+    """Records that a graph is compiled as with distributed="xla": counts the graph, emits a `StepFellBack` event, logs each reason once.
 
     Raises: CaptureError if options.fallback is "error".
     """
@@ -174,8 +174,8 @@ class _LocalShards:
 class _ToDTensor(torch.autograd.Function):
     """Wraps this process's local shard of a global tensor as a DTensor.
 
-    For a partial sum, the first process along a mesh axis gets the full value and the other processes get zeros, so that the sum is exact
-    in any dtype.
+    For the placement Partial("sum") along a mesh axis, the first process keeps the full value and the other processes get zeros, so that
+    the sum is exact in any dtype.
     """
 
     @staticmethod

@@ -65,8 +65,8 @@ def location_of(error: BaseException, inner: Sequence[traceback.FrameSummary] = 
 
     Args:
         error: the exception.
-        inner: the frames that the last frame of the traceback has called, outermost first. TorchDynamo traces such frames without running
-            them, so they are not in the traceback.
+        inner: further frames, called by the last frame of the traceback, outermost first. TorchDynamo traces such frames without running
+            them, so the traceback does not have them.
     """
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
     found = [frame for frame in reversed(frames) if is_user_file(frame.filename)]
@@ -98,7 +98,7 @@ def with_user_frames_only(error: Error) -> Error:
     from torch.compiler import disable
 
     # If a call raises an error, TorchDynamo still traces the functions that handle the error. It rejects generators, such as the one in
-    # `_excluded_prefixes`, so the function runs without TorchDynamo.
+    # `_excluded_prefixes`, so `_with_user_frames_only` runs without TorchDynamo.
     return error if is_verbose() else disable(_with_user_frames_only)(error)
 
 

@@ -73,7 +73,7 @@ def test_failure_of_eager_mode_is_reported() -> None:
             raise ValueError("never")
 
     rows = measure(suites.BenchCase("broken", Broken, tiny_inputs), [engines.ENGINES["eager"]], FAST).rows
-    assert rows[0].failure == "eager itself fails: ValueError: never"
+    assert rows[0].failure == "eager mode itself fails: ValueError: never"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_bench_on_the_device_jax(tmp_path: Path) -> None:
     assert not any(row["recorded_ops"] for row in rows.values() if row["engine"] != "lazy")
     assert [row["engine"] for row in rows.values() if row["traces"] or row["compilations"]] == ["dynaxla_retrace"]
     markdown = (tmp_path / "tiny-jax-batch2-float32.md").read_text()
-    assert "| model | dynamo | dynamo, 10 calls for a wait | dynamo_aot | dynamo_aot, 10 calls for a wait |" in markdown
+    assert "| model | dynamo | dynamo, 10 calls per wait | dynamo_aot | dynamo_aot, 10 calls per wait |" in markdown
     assert "**Trace once over lazy mode: " in markdown
     assert re.search(r"^## Lazy mode: phases.*\n\n.*\n.*\n\| tiny \| 3 \|", markdown, re.MULTILINE)
     trained = json.loads((tmp_path / "tiny-training-adamw-jax-batch4-float32.json").read_text())

@@ -42,7 +42,7 @@ def test_leaked_tracer_raises() -> None:
             scope.to_tensors([x])
         return x
 
-    with pytest.raises(UnsupportedTensor, match="f was called with tensors outside of JAX, and returned a JAX tracer"):
+    with pytest.raises(UnsupportedTensor, match="f was called with tensors that hold no tracers, but returned a JAX tracer"):
         jax.jit(f)(jnp.ones(2))
 
 

@@ -194,7 +194,7 @@ def branch_on_value(x: torch.Tensor) -> torch.Tensor:
         (branch_on_value, "Data-dependent branching", "in branch_on_value"),
         (lambda x: x.sum(), "expected same dim", "in function"),
         (lambda x: x[x > 0].sum() * x, "depends on the values", "test_control_flow_in_jax.py"),
-        (lambda x: x * PARAMETER, "reads a parameter that is not one of its own", "test_control_flow_in_jax.py"),
+        (lambda x: x * PARAMETER, "reads a parameter that is not among its arguments", "test_control_flow_in_jax.py"),
         (lambda x: x + FACTOR.add_(1), "input mutation", "in function"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The benchmark `dynaxla bench`, also `python -m dynaxla.bench`. It repeats the experiment of PyTorch's integration of TorchDynamo and XLA.
+"""The benchmark `dynaxla bench`, also `python -m dynaxla.bench`. It repeats the experiment of PyTorch PR #87741 (TorchDynamo with XLA).
 
 The package `benchmarks` in the source tree has more suites, engines and tables.
 """

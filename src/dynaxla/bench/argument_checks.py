@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def split_at_commas(names: Iterable[str] | None) -> list[str]:
-    """Returns the names in comma-separated arguments, without empty ones."""
+    """Returns the names in comma-separated arguments, without empty names."""
     return [name.strip() for part in names or () for name in part.split(",") if name.strip()]
 
 
@@ -90,7 +90,7 @@ def _device_of_jax(name: str, threads: int) -> torch.device:
             registration.enable()
         return torch.zeros(0, device=name).device
     except (RuntimeError, DynaxlaError) as error:
-        raise BenchmarkError(f"no device {name!r}: {error}") from error
+        raise BenchmarkError(f"the device {name!r} cannot be used here: {error}") from error
 
 
 def check_writable(directory: Path) -> None:

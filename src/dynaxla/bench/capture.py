@@ -20,10 +20,10 @@ class Capture:
     Attributes:
         graphs: the number of compiled graphs.
         graph_calls: the number of calls of graphs in one call of the model.
-        ops_per_graph: the mean number of ops in these calls.
+        ops_per_graph: the mean number of ops in a call of a graph.
         largest_graph: the number of ops in the largest graph.
         eager_ops: the number of ops in one eager call of the model.
-        captured_share: the fraction of these ops that ran inside graphs, 0 to 1.
+        captured_share: the number of ops in all calls of graphs, divided by `eager_ops`.
         breaks: the number of graph breaks during compilation, by reason.
     """
 

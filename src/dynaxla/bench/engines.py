@@ -6,10 +6,10 @@ inductor         torch.compile's own compiler, in its default mode
 torchscript      torch.jit.trace, not frozen
 dynamo           TorchDynamo alone: its guards around the captured graph, which runs in eager mode
 dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs in eager mode
-dynaxla          trace once
-dynaxla_tuned    trace once, implementations chosen by measurement
+dynaxla          the backend dynaxla, which traces a graph once
+dynaxla_tuned    the same with the option `tune`, which chooses implementations by measurement
 dynaxla_step     dynaxla.compile_step: the whole training step as one program
-dynaxla_retrace  trace at every call, as lazy tensors do
+dynaxla_retrace  the backend dynaxla_retrace, which traces at every call, as lazy tensors do
 
 `benchmarks/engines.py` in the source tree has more.
 """
@@ -150,7 +150,7 @@ def default_engines(suite: str, device: str, *, training: bool, quick: bool) -> 
         return names if training or quick else ["dynamo", "dynamo_aot", *names]
     if training or quick:
         return TRAINING_ENGINES if training else QUICK_ENGINES
-    # TorchScript repeats the path of the example inputs, so it gives wrong results for models whose path depends on values.
+    # torch.jit.trace records only the branches that the example inputs take, so it gives wrong results if branches depend on values.
     tracing_engines = [] if suite == "breaks" else ["torchscript"]
     return ["eager", "inductor", *tracing_engines, "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"]
 

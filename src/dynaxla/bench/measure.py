@@ -92,16 +92,16 @@ class EngineResult:
         failure: the reason why the engine failed, or "".
         first_call_seconds: wall time of the first call.
         first_phases: seconds of dynaxla's phases in the first call.
-        call_phases: milliseconds of these phases in one timed call.
-        traces: the number of graphs that were traced in all timed calls.
-        compilations: the number of programs that were compiled in all timed calls.
-        recorded_ops: the number of ops that lazy mode records in one timed call.
+        call_phases: mean milliseconds of these phases in a timed call.
+        traces: the number of traces of graphs in all timed calls together.
+        compilations: the number of compilations of programs in all timed calls together.
+        recorded_ops: the mean number of ops that lazy mode records in a timed call.
         wall: wall time per call.
         cpu: CPU time per call.
         wall_samples: the wall time per call in each round, in milliseconds.
         cpu_samples: the CPU time per call in each round, in milliseconds.
-        amortized: wall time per call of several calls that share one synchronization.
-        amortized_samples: the wall time of `amortized` in each round, in milliseconds.
+        amortized: wall time per call of several calls that share one synchronization (`BenchSettings.amortized`).
+        amortized_samples: the wall time per such call in each round, in milliseconds.
         speedup: the speedup over the baseline.
         agreement: the comparison of the results with eager mode.
         memory: the engine's memory.
@@ -193,6 +193,8 @@ def measure(case: BenchCase, engines: Sequence[BenchEngine], settings: BenchSett
 
 
 class _Measurement:
+    """The measurement of one model by `run`, with eager mode's results for comparison."""
+
     def __init__(self, case: BenchCase, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
         self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
         progress.step("building")
@@ -217,12 +219,12 @@ class _Measurement:
             self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.eager_model(*args)) for args in eager_inputs]
         except Exception as error:
             for row in result.rows:
-                row.failure = f"eager itself fails: {self._failure_text(error)}"
+                row.failure = f"eager mode itself fails: {self._failure_text(error)}"
             return result
         self.reference = results_in_float64(self.eager_model, eager_inputs)
         if self.settings.placement.training:
             # Rounding may change gradients by much: if another element becomes the maximum of a pooling window, that element gets the
-            # gradient. Deep networks have many maxima.
+            # gradient. Results for slightly changed inputs show how large such changes are.
             self.perturbed = [perturbed_results(self.eager_model, args) for args in eager_inputs]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
@@ -279,7 +281,7 @@ class _Measurement:
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
             row.agreement = self._agreement_of(engine, result, 0)
-            # The next calls still differ from later ones: memory is first reused, TorchScript specializes, sizes become dynamic.
+            # The next calls are not timed: in them memory is first reused, TorchScript specializes, and sizes become dynamic.
             for _ in range(3):
                 runner.call(self._new_inputs() if self.settings.randomize_input else self.inputs[0])
         if row.failure and runner is not None:
@@ -358,7 +360,7 @@ class _Measurement:
 
 
 class _PhaseCounts:
-    """A context manager that sums up dynaxla's counters and seconds of phases."""
+    """A context manager that adds up, over all uses, the changes of dynaxla's counters and of its seconds by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -380,8 +382,8 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def warm_up_engines(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
     """Runs a tiny model in each engine of this process.
 
-    So the time of work that is done once per process (imports, the start of compilers) is not part of the first model's times. Failures
-    are ignored here, because the measurements will show them.
+    Otherwise work that is done once per process (imports, the start of compilers) would count in the first model's times. Failures are
+    ignored here, because the measurements will show them.
     """
     for engine in engines:
         if engine.process is None:
@@ -412,9 +414,9 @@ def xla_thread_pool(threads: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def process_settings(threads: int) -> Iterator[list[str]]:
-    """Inside the context, torch and dynaxla's XLA pool have this many threads, and caches on disk are empty.
+    """Inside the context, torch and XLA's CPU pools have this many threads, and the caches of dynaxla and Inductor on disk are empty.
 
-    Yields notes for the report.
+    XLA's pools have another number of threads if PJRT_NPROC is set. Yields notes for the report.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

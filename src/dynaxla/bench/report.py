@@ -62,7 +62,7 @@ class BenchReport:
 
 
 def ratio_of(model: ModelResult, engine: str, over: str, *, amortized: bool = False) -> float | None:
-    """Returns the speedup of one engine over another; None if unknown. With `amortized`, several calls share one synchronization."""
+    """Returns the speedup of one engine over another; None unless both are good and timed. `amortized`: see `BenchSettings.amortized`."""
     rows = [next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over)]
     time, other_time = [None if row is None else row.amortized if amortized else row.wall for row in rows]
     return None if time is None or other_time is None else other_time.median / time.median
@@ -201,7 +201,7 @@ def _capture_alone(report: BenchReport) -> ReportTable | None:
         lines.append([model.model, *[_number(ratio, "{:.3f}") for ratio in ratios]])
     means = [report.geometric_mean(name, "eager", amortized=amortized) for name, amortized in kinds]
     lines.append(["geometric mean", *["-" if mean is None else f"{mean[0]:.3f}" for mean in means]])
-    headings = [f"{name}, {amortized_calls} calls for a wait" if amortized else name for name, amortized in kinds]
+    headings = [f"{name}, {amortized_calls} calls per wait" if amortized else name for name, amortized in kinds]
     return ReportTable("Capture without a backend that optimizes: speed, eager mode's is 1", ["model", *headings], lines)
 
 
@@ -228,7 +228,7 @@ def _call_phases(report: BenchReport) -> ReportTable:
                 phases = [f"{row.call_phases.get(name, 0.0):.3f}" for name in names]
                 ratio = row.wall.median / dynaxla_row.wall.median if dynaxla_row is not None and dynaxla_row.wall is not None else None
                 lines.append([row.model, row.engine, *phases, _median(row.wall, "{:.3f}"), *dynaxla_cells, _number(ratio, "{:.3f}")])
-    headings = ["model", "engine", *names, "whole call (median)", "dynaxla (median)", "its traces", "dynaxla is faster by"]
+    headings = ["model", "engine", *names, "whole call (median)", "dynaxla (median)", "dynaxla's traces", "dynaxla is faster by"]
     return ReportTable("Phases of a later call, mean milliseconds, next to dynaxla's whole call", headings, lines, 2)
 
 
@@ -251,8 +251,8 @@ def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milli
     Args:
         phases: milliseconds of `record` (Python's part of the call), `lookup` (of the program, by the recorded ops), `execute` (until XLA
             has accepted or finished the program), and `wait` (until all programs are finished).
-        ops: recorded ops in a call.
-        compilations: programs compiled in all timed calls.
+        ops: the mean number of recorded ops in a call.
+        compilations: the number of programs that were compiled in all timed calls together.
         milliseconds: the median of the whole call.
     """
     shown = [phases.get(name, 0.0) for name in ("record", "lookup", "execute", "wait")]
@@ -332,7 +332,7 @@ def show(report: BenchReport, console: Console) -> None:
 def write(report: BenchReport, directory: Path) -> list[Path]:
     """Writes NAME.json (all results, with each sample), NAME.md and NAME.png, and returns these files.
 
-    NAME has the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
+    NAME consists of the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
 
     Raises: BenchmarkError if the directory cannot be written.
     """
@@ -373,7 +373,7 @@ def as_json(report: BenchReport) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON's types. Infinities become text, because JSON has no such numbers."""
+    """Returns a value as JSON's types. Infinities and NaN become text, because JSON has no such numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, dict):

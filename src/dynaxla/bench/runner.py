@@ -90,7 +90,7 @@ class BenchRunner(Protocol):
 
 
 class LocalRunner:
-    """A runner in this process. The model is on the engine's device (the CPU for a native engine); inputs may be on another device."""
+    """A runner in this process. The model is on the engine's device. For a native engine this is the CPU, to which inputs are copied."""
 
     def __init__(self, engine: BenchEngine, model: nn.Module, inputs: Inputs, placement: ModelSetup) -> None:
         self._placement = placement

@@ -22,13 +22,13 @@ app.command("export", cls=Command)(export)
 app.command("ops", cls=Command)(ops)
 app.command("tune", cls=Command)(tune)
 app.command("bench", cls=Command)(bench)
-for _name, _arguments in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
+for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
     app.command(
         _name,
         cls=Command,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         rich_help_panel="Benchmarks (only in a checkout of dynaxla)",
-    )(table_command(_name, _arguments))
+    )(table_command(_name, _part))
 
 
 def _print_version(wanted: bool) -> None:

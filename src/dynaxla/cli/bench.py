@@ -1,4 +1,4 @@
-"""`dynaxla bench` (dynaxla.bench has the measurements), and the commands that are only in the source tree."""
+"""`dynaxla bench` (the package dynaxla.bench measures), and the commands that need the source tree."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _optional(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, show_default=False)
 
 
-_MODELS = _optional("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
-_ENGINES = _optional(f"By comma or repeated: {', '.join(choices.ENGINES)}. Default: most that work here. The source tree has more.")
+_MODELS = _optional("Models, separated by commas, or the option repeated. Default: all of the suite.", "--models", "--only")
+_ENGINES = _optional(f"Like --models, of: {', '.join(choices.ENGINES)}. Default: most that work here. The source tree has more.")
 _OPTIMIZER = typer.Option(help=f"With --training: {', '.join(choices.OPTIMIZERS)} (the forward and backward pass alone).")
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
@@ -49,7 +49,7 @@ _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in its
 
 @contextlib.contextmanager
 def exit_on_errors(*error_types: type[Exception]) -> Iterator[None]:
-    """Prints errors about requests that cannot be met on stderr, and exits with code 2.
+    """Prints to stderr an error about a request that cannot be met, and exits with code 2.
 
     Args:
         error_types: the exception types of such errors, in addition to BenchmarkError.
@@ -103,15 +103,15 @@ def bench(
     with exit_on_errors():
         batch = batch or (4 if training else 1)
         placement = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
-        kind = placement.device.type
+        device_type = placement.device.type
         cases = suites.choose(suite, split_at_commas(models) or (suites.QUICK.get(suite, []) if quick else []))
-        engine_table.choose([baseline], [], kind)
-        default_names = engine_table.default_engines(suite, kind, training=training, quick=quick)
+        engine_table.choose([baseline], [], device_type)
+        default_names = engine_table.default_engines(suite, device_type, training=training, quick=quick)
         extra_names = [baseline, "dynaxla_tuned"] if tune else [baseline]
         chosen, notes = engine_table.choose(
-            with_extra_names(split_at_commas(engines), extra_names), with_extra_names(default_names, extra_names), kind
+            with_extra_names(split_at_commas(engines), extra_names), with_extra_names(default_names, extra_names), device_type
         )
-        amortized_calls = amortized if amortized is not None else 10 if kind == "jax" else 0
+        amortized_calls = amortized if amortized is not None else 10 if device_type == "jax" else 0
         seconds_per_engine = seconds if seconds is not None else QUICK_SECONDS if quick else BenchSettings.seconds
         measure_memory = None if processes is None else processes.measure_memory
         settings = BenchSettings(
@@ -157,7 +157,7 @@ def _report(result: BenchReport, tune: bool, output: Path | None) -> None:
 
 
 def table_command(name: str, part: str) -> Callable[[typer.Context], None]:
-    """Returns the command `dynaxla NAME`, which is `python -m benchmarks PART` where dynaxla runs from its source tree."""
+    """Returns the command `dynaxla NAME`, which runs `python -m benchmarks PART`. Without the source tree, the command reports an error."""
 
     def command(context: typer.Context) -> None:
         tables = from_source_tree("__main__")

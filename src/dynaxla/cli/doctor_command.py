@@ -11,7 +11,7 @@ from .terminal import Json, console_for
 
 
 def doctor(
-    gpu: Annotated[bool, typer.Option("--gpu", help="Also call it broken if torch or JAX sees no NVIDIA GPU.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Also report as broken that torch or JAX sees no NVIDIA GPU.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show versions, devices and fast paths, what is wrong with this environment, and how to fix it.

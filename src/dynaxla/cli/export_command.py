@@ -36,8 +36,8 @@ _INPUTS = typer.Option(
 )
 _COMPILE = typer.Option(
     "--compile",
-    help="A topology of TPUs, such as v5e:2x2. XLA's compiler for TPUs (libtpu) then compiles the program for one of its chips, which need "
-    "not be here, and its memory is printed. Dynamic dimensions have their largest sizes.",
+    help="A topology of TPUs, such as v5e:2x2. XLA's compiler for TPUs (libtpu) then compiles the program for one of the topology's chips. "
+    "No TPU need be here. The program's memory is printed. Dynamic dimensions have their largest sizes.",
     metavar="TOPOLOGY",
     show_default=False,
 )
@@ -172,7 +172,7 @@ def parse_inputs(inputs: list[str]) -> tuple[list[InputSpec], dict[str, int | No
 
 
 def example_sizes(inputs: list[InputSpec], largest: dict[str, int | None]) -> dict[str, int]:
-    """Returns the size of each dynamic dimension with which the model is captured."""
+    """Returns the size of each dynamic dimension, by name, with which the model is captured."""
     names = list(dict.fromkeys(size for spec in inputs for size in spec.sizes if isinstance(size, str)))
     return {name: min(_EXAMPLE_SIZES[index % len(_EXAMPLE_SIZES)], largest[name] or _EXAMPLE_SIZES[-1]) for index, name in enumerate(names)}
 
@@ -198,7 +198,7 @@ def _dynamic_shapes(inputs: list[InputSpec], largest: dict[str, int | None]) -> 
 
 
 def load_model(reference: str) -> Any:
-    """Imports a model, and calls it if it is a function. `reference` is module:name or path.py:name.
+    """Imports a model. Any callable that is not a module is called, and must return one. `reference` is module:name or path.py:name.
 
     Raises: typer.BadParameter; the errors of the user's code.
     """

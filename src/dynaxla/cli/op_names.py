@@ -18,7 +18,7 @@ _IN_CPP = "get_gradients quantized_gru quantized_lstm data_legacy input_legacy"
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Raises BenchmarkError if no op can match any of the patterns. A wildcard that can match the dots of a name is not checked."""
+    """Raises BenchmarkError if no op can match any of the patterns. Checks nothing if a pattern has both a dot and a wildcard."""
     if not patterns or any("." in pattern and set(pattern) & set("*?[") for pattern in patterns):
         return
     words = known_words()
@@ -29,7 +29,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
 
 
 def known_words() -> frozenset[str]:
-    """Returns a set that contains all parts of all names of ops. The set is empty if this torch has no list of its ops."""
+    """Returns a set of words that contains all parts of all names of ops. The set is empty if this torch has no list of its ops."""
     return frozenset(word for text in _texts() for word in re.findall(r"\w+", text))
 
 

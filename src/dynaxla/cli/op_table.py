@@ -22,7 +22,7 @@ class OpSupport:
 
     Attributes:
         op: the overload.
-        kind: "lowering", "decomposition" (into ops with a lowering), or "kernel" (torch's own, called by the program).
+        kind: "lowering", "decomposition" (into other ops), or "kernel" (torch's own, called by the program or between two programs).
         where: the place of the lowering as module:line, or "".
     """
 
@@ -32,7 +32,7 @@ class OpSupport:
 
 
 def op_support(platform: str) -> list[OpSupport]:
-    """Returns an `OpSupport` for each functional overload of ATen and prims, and for each other op with a lowering.
+    """Returns an `OpSupport` for each functional overload of ATen and prims with tensors, and for each other op with a lowering.
 
     Args:
         platform: JAX's name of the platform.

@@ -38,4 +38,4 @@ def ops(
         console.print(op_table.ops_table(listed))
     else:
         console.print(op_table.totals_table(listed))
-        console.print("dynaxla ops PATTERN lists ops by name; dynaxla explain SCRIPT shows which way a script's own ops went")
+        console.print("dynaxla ops PATTERN lists ops by name; dynaxla explain SCRIPT shows how the ops of a script are computed")

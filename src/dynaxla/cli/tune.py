@@ -16,7 +16,7 @@ from .terminal import console_for
 
 _USAGE_HINT = (
     f"dynaxla tune MODEL... measures models of `dynaxla bench`: {', '.join(choices.MODELS)}. "
-    'torch.compile(model, backend="dynaxla", options={"tune": True}) measures a model of yours.'
+    'torch.compile(model, backend="dynaxla", options={"tune": True}) measures your own model.'
 )
 _MODELS = typer.Argument(
     help=f"Models to measure now: {', '.join(choices.MODELS)}. None: show the measurements in the cache.",
@@ -33,7 +33,7 @@ def tune(
     threads: Threads = 1,
     clear: Annotated[bool, typer.Option("--clear", help="Delete the measurements in the cache first.")] = False,
 ) -> None:
-    """Measure the implementations of a model's ops, and mark the fastest with *.
+    """Measure the implementations of a model's ops, and mark the chosen ones with *.
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """

@@ -1,4 +1,4 @@
-"""Rules that derive advice from an explanation. Each yields advice only where it applies."""
+"""Rules that derive advice from an explanation. Each rule yields advice only where it applies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from . import formatting
 from .explanation import Advice, Break, Explanation
 
-# The fraction of a later call outside of programs above which dispatch overhead is reported as the bottleneck.
+# The fraction of a later call's time, spent neither in programs nor in torch's kernels, above which overhead is reported as the bottleneck.
 _OUTSIDE_FRACTION = 0.5
-# The maximum seconds of a short program. Overhead is reported only for calls that take less than ten times as long for each program.
+# Overhead is reported only for calls that take less than ten times this time, in seconds, for each program.
 _SHORT_SECONDS = 200e-6
-# The fraction of XLA's time above which advice names a line, or the kernels of torch that compute ops without a lowering.
+# The share of the time of all lines above which advice names a line, or the kernels of torch that compute ops without a lowering.
 _LARGE_FRACTION = 0.3
+# The seconds in XLA's compiler above which advice names the option compile="background".
 _LONG_COMPILE_SECONDS = 20.0
 
 Rule = Callable[[Explanation], Iterator[Advice]]
@@ -35,19 +36,19 @@ def _nothing_compiled(explanation: Explanation) -> Iterator[Advice]:
     if explanation.is_script:
         why = "Nothing in the script was compiled."
     elif explanation.breaks:
-        why = "TorchDynamo found no op before the places where it had to stop, and all ran in eager mode."
+        why = "TorchDynamo found no op before its graph breaks, so everything ran in eager mode."
     else:
-        why = "It computes nothing with tensors, or only in functions that torch.compile leaves alone (torch.compiler.disable, C code)."
+        why = "The function computes nothing with tensors, or only in functions that TorchDynamo skips (torch.compiler.disable, C code)."
     yield Advice('Let torch.compile(..., backend="dynaxla") or dynaxla.compile_step see the code that computes', why)
 
 
-# Regular expressions for the reason or the line of a graph break, and the advice that removes it.
+# Regular expressions for the reason or the line of a graph break, and the advice that removes the break.
 _REMEDIES = (
-    (r"^.*(\bprint\b|logging|warnings)", "Take the print or log call out of the compiled function, or let it run rarely"),
+    (r"^.*(\bprint\b|logging|warnings)", "Move the print or log call out of the compiled function"),
     (r"Tensor\.item|\.item\(|\.tolist\(|scalar", "Keep the value a tensor, or compute the Python number outside of the compiled function"),
     (
         r"Data-dependent branching|jump",
-        "Compute both ways and take torch.where of them, or torch.cond; or decide outside of the compiled function",
+        "Compute both branches and select with torch.where, or use torch.cond; or branch outside of the compiled function",
     ),
     (r"backward|[Oo]ptimizer", "Compile the whole step, backward and optimizer, with dynaxla.compile_step"),
     (r"numpy|from_numpy", "Compute it with torch, or outside of the compiled function"),
@@ -67,7 +68,7 @@ def _breaks(explanation: Explanation) -> Iterator[Advice]:
     for remedy, (first, *others) in by_remedy.items():
         why = f"The graph breaks here{_times(first.count)}: {first.reason}. {first.explanation}".strip()
         places = ", ".join(str(other.line) for other in others)
-        yield Advice(remedy, f"{why} The same holds at {places}." if others else why, first.line)
+        yield Advice(remedy, f"{why} The same advice applies at {places}." if others else why, first.line)
 
 
 def _times(count: int) -> str:
@@ -90,8 +91,8 @@ def _backward(explanation: Explanation) -> Iterator[Advice]:
         why = "Forward and backward pass are separate programs, and the optimizer runs in Python. A compiled step is one program."
         yield Advice("If this is a training step, compile the whole of it with dynaxla.compile_step", why)
     elif "forward" in phases and "backward" not in phases:
-        why = "The programs keep values for a backward pass, and no backward pass followed."
-        yield Advice("For inference, call it under torch.no_grad()", why)
+        why = "The programs save values for a backward pass, but no backward pass followed."
+        yield Advice("For inference, call the function under torch.no_grad()", why)
 
 
 def _recompilations(explanation: Explanation) -> Iterator[Advice]:
@@ -99,16 +100,16 @@ def _recompilations(explanation: Explanation) -> Iterator[Advice]:
     for line in dict.fromkeys(item.line for item in sizes):
         reasons = [item.reason for item in sizes if item.line == line]
         what = "Say which sizes change: torch._dynamo.mark_dynamic(tensor, dim) before the first call, or torch.compile(..., dynamic=True)"
-        yield Advice(what, f"It was captured {len(reasons) + 1} times, since sizes changed: {reasons[0]}", line)
+        yield Advice(what, f"The function was captured {len(reasons) + 1} times, since sizes changed: {reasons[0]}", line)
     others = [item for item in explanation.recompilations if item not in sizes]
     for line in dict.fromkeys(item.line for item in others):
         reasons = [item.reason for item in others if item.line == line]
-        why = f"It was captured {len(reasons) + 1} times, since something that it depends on changed: {reasons[0]}"
+        why = f"The function was captured {len(reasons) + 1} times, since something that it reads changed: {reasons[0]}"
         yield Advice("Pass the changing value as a tensor, or do not read it in the compiled function", why, line)
     for graph in explanation.graphs:
         if len(graph.programs) > 3 and len({program.sizes for program in graph.programs}) > 3 and graph.phase == "inference":
             why = f"{graph.name} has {len(graph.programs)} programs, one for each combination of sizes."
-            yield Advice('Give sizes that change a bucket: options={"sizes": "buckets"}', why)
+            yield Advice('Let changing sizes share programs: options={"sizes": "buckets"}', why)
 
 
 def _copies(explanation: Explanation) -> Iterator[Advice]:
@@ -117,14 +118,14 @@ def _copies(explanation: Explanation) -> Iterator[Advice]:
             if not copy.later:
                 continue
             if "aligned" in copy.reason:
-                what = f"Copy {copy.argument} once: a slice such as x[1:] starts at an address that XLA cannot read"
+                what = f"Copy {copy.argument} once: a slice such as x[1:] does not start at an address that is aligned for XLA"
             elif "strides" in copy.reason:
                 what = f"Call .contiguous() on {copy.argument} once before the loop, or always pass the memory order of the first call"
             elif "conjugate" in copy.reason:
                 what = f"Call .resolve_conj().resolve_neg() on {copy.argument} once, outside of the loop"
             else:
                 what = f"Keep {copy.argument} on the program's device"
-            yield Advice(what, f"{graph.name} copies {formatting.size(copy.bytes)} of it at each call: {copy.reason}.")
+            yield Advice(what, f"{graph.name} copies this argument ({formatting.size(copy.bytes)}) at each call: {copy.reason}.")
 
 
 def _fallbacks(explanation: Explanation) -> Iterator[Advice]:
@@ -135,7 +136,7 @@ def _fallbacks(explanation: Explanation) -> Iterator[Advice]:
             why = f"{item.op}: {item.reason} ({item.where})."
         else:
             what = f"Write a lowering of {item.op} (dynaxla.lowers; docs/add-an-op.md), or use ops that have one"
-            cost_note = ", and lines of torch's kernels take much of XLA's time" if by_torch > _LARGE_FRACTION else ""
+            cost_note = ", and lines with such kernels take much of the time" if by_torch > _LARGE_FRACTION else ""
             why = f"torch's own kernel computes it, since {item.reason} ({item.where}){cost_note}."
         yield Advice(what, why)
 
@@ -149,7 +150,7 @@ def _overhead(explanation: Explanation) -> Iterator[Advice]:
         what = "Compute more in a call: a larger batch, or a loop inside of the compiled function"
         total, rest = formatting.seconds(explanation.later_seconds), formatting.seconds(outside)
         inside = "XLA's programs and torch's kernels" if explanation.torch_seconds else "XLA's programs"
-        why = f"Of a call's {total}, {rest} are outside of {inside}: Python, torch's guards."
+        why = f"Of a call's {total}, {rest} are spent outside of {inside}: in Python and torch's guards."
         yield Advice(what, why)
 
 
@@ -159,7 +160,7 @@ def _lines(explanation: Explanation) -> Iterator[Advice]:
             what = f"Optimize this {'line' if cost.line.file else 'module'} first: it takes the largest part of the time"
             kinds = ", ".join(cost.what)
             whose = "torch's kernels and XLA's programs take" if explanation.torch_seconds else "XLA spends"
-            yield Advice(what, f"Of the time that {whose}, {cost.share:.0%} is on it, mostly on {kinds}.", cost.line)
+            yield Advice(what, f"Of the time that {whose}, {cost.share:.0%} is spent on it, mostly on {kinds}.", cost.line)
 
 
 def _tuning(explanation: Explanation) -> Iterator[Advice]:
@@ -171,7 +172,7 @@ def _tuning(explanation: Explanation) -> Iterator[Advice]:
     ]
     if unmeasured and explanation.xla_seconds and explanation.xla_seconds > 0.01 and not explanation.is_script:
         ops = ", ".join(sorted({choice.op for choice in unmeasured}))
-        why = f"{formatting.number(len(unmeasured), 'problem')} ({ops}) can be computed in other ways than the expected one."
+        why = f"{formatting.number(len(unmeasured), 'problem')} ({ops}) can be computed by other implementations than the expected one."
         yield Advice('Measure the implementations on this machine: options={"tune": True}', why)
 
 

@@ -48,7 +48,7 @@ class _ProgramEvents:
         seconds: the seconds by phase of the compilation.
         first: the seconds of first runs.
         later: the seconds of later runs.
-        lines: for each later run by torch's kernels: the seconds by line number.
+        lines: for each later run by torch's kernels: the seconds by number of the user's line (`events.line_number`).
     """
 
     executable: Any = None
@@ -64,7 +64,7 @@ class _ProgramEvents:
 
 
 class _GraphEvents:
-    """The events about a graph. Only text and numbers are kept, since an engine changes the graph."""
+    """The events about an ATen graph. Only text and numbers are kept, since an engine changes the graph later."""
 
     def __init__(self, event: events.GraphFunctionalized, captured: _CaptureEvents) -> None:
         self._has_competitors, self._forced, names = captured.has_competitors, captured.forced, captured.names
@@ -121,7 +121,7 @@ class _GraphEvents:
         # The name of an ATen graph is the name of its captured graph, with the phase appended.
         found, is_of_another = engine_decisions.latest_verdict(self.name.rpartition("_")[0])
         if found is None:
-            return ("not decided yet", "several engines compete in more calls than these") if self._has_competitors else ("dynaxla", "")
+            return ("not decided yet", "the engines compete during more calls than these") if self._has_competitors else ("dynaxla", "")
         times = [f"{name} {formatting.seconds(seconds)}" for name, seconds in found.seconds.items()]
         others = [f"{name} is left out: {reason}" for name, reason in found.left_out.items()]
         before = ["decided in calls before these"] if is_of_another else []
@@ -130,12 +130,12 @@ class _GraphEvents:
 
 @dataclass
 class _CaptureEvents:
-    """The events about a captured graph. `CapturedGraph` describes most attributes.
+    """The events about a captured graph. `CapturedGraph` describes the attributes that are not listed here.
 
     Attributes:
         names: the user's names of the graph's inputs.
         has_competitors: True if other engines may run the graph.
-        forced: by op: the implementation that the user demands.
+        forced: by op, the name of the implementation that the user's options require.
     """
 
     number: int
@@ -151,10 +151,10 @@ class _CaptureEvents:
 
 
 class _ThreadState:
-    """The state of a thread.
+    """The collector's state for one thread.
 
     Attributes:
-        captured: the last captured graph.
+        captured: the graph that was captured last.
         compiling: the compilations in progress, the innermost last: the graph, the program, and the graph's interpreter.
         copies: the copies of arguments for the program that runs next.
     """
@@ -166,7 +166,7 @@ class _ThreadState:
 
 
 class Collector:
-    """A listener of `observe.events`, for this thread and for threads that start while it listens. Events of other threads are ignored.
+    """A listener of `observe.events`. Events of threads that were already running when it was created are ignored, except its own thread's.
 
     Args:
         profiler: the profiler, whose `count_run` is called for each run of a program.
@@ -221,19 +221,19 @@ class Collector:
             return [(program.executable, len(program.later)) for _, program, _ in self._programs.values()]
 
     def run_seconds(self, by_torch: bool = False) -> float:
-        """Returns the seconds of all runs of XLA's programs so far, or of torch's kernels in place of a program."""
+        """Returns the seconds of all runs so far: of XLA's programs, or with `by_torch` of torch's kernels in place of a program."""
         with self._lock:
             selected = [program for _, program, _ in self._programs.values() if program.is_by_torch == by_torch]
             return sum(sum(program.first) + sum(program.later) for program in selected)
 
     def torch_line_seconds(self) -> dict[int, Mapping[int, float]]:
-        """Returns the seconds by line number of the median later run, by the id() of each executable that runs torch's kernels."""
+        """Returns the median later run, as seconds by line number, for the id() of each executable that runs torch's kernels."""
         with self._lock:
             line_seconds = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
             return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in line_seconds.items()}
 
     def _graph_of(self, name: str) -> _GraphEvents | None:
-        """Returns the graph of a program. The program's name is the graph's name, or starts with it."""
+        """Returns the graph of a program by the program's name: the graph's name, or this name followed by "_" and a suffix."""
         names = [graph_name for graph_name in self._graphs if name == graph_name or name.startswith(f"{graph_name}_")]
         return self._graphs[max(names, key=len)] if names else None
 
@@ -333,7 +333,7 @@ def _compiled_program(program: _ProgramEvents) -> CompiledProgram:
 
 
 def _tensor(name: str, node: Node) -> Tensor:
-    """Describes a tensor of a graph. Its bytes are computed with the sizes at capture in place of symbols."""
+    """Describes a tensor of a graph. For symbolic sizes, its bytes are computed with the sizes of the captured call."""
     value = node.meta["val"]
     shape = [size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 0 for size in value.shape]
     text = dtypes.describe(value.dtype, tuple(value.shape))
@@ -352,11 +352,11 @@ _POSITIONAL, _KEYWORD = re.compile(r"^args\[(\d+)\]"), re.compile(r"^kwargs\['([
 def _user_name(node: Node, arguments: Sequence[str]) -> str:
     """Returns the user's name for an input of a captured graph.
 
-    torch wraps a module of its own, such as an nn.Sequential, in a function with the arguments *args and **kwargs.
+    torch wraps one of its own modules, such as an nn.Sequential, in a function of *args and **kwargs. `arguments` has the names for *args.
     """
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
-    name = name() if callable(name) else name  # torch 2.11
+    name = name() if callable(name) else name  # a method in torch 2.11
     name = _ATTRIBUTES.sub(r".\1", node.meta.get("path") or name or node.name)
     name = _KEYWORD.sub(r"\1", re.sub(r"^[LG]\['([^']*)'\]", r"\1", name))
     return _POSITIONAL.sub(lambda found: arguments[int(found[1])] if int(found[1]) < len(arguments) else found[0], name)
@@ -372,7 +372,7 @@ def _input_user_name(node: Node, names: Sequence[str]) -> str:
 
 
 def _output_name(node: Node, description: Any, names: Sequence[str]) -> str:
-    """Returns a name of a graph's output. The name of a gradient contains the name of its input."""
+    """Returns the name of a graph's output: for an input's gradient, a name with the name of the input; else the node's name."""
     input_name = _input_name(getattr(description, "grad_of", None), names)
     return f"the gradient of {input_name}" if input_name else node.name
 

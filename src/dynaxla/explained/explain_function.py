@@ -28,7 +28,7 @@ from .line_costs import Profiler, costs
 from .state_restore import restored_afterwards
 
 # The maximum number of later calls. After the first later call, another one is made only while all later calls together have taken less
-# than this fraction of the first call's time.
+# than `_MAX_LATER_FRACTION` of the first call's time.
 _MAX_LATER_CALLS = 4
 _MAX_LATER_FRACTION = 0.5
 
@@ -39,12 +39,12 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     The explanation has graphs and their breaks, programs, chosen implementations, fallbacks, copies, memory, times, the costliest
     lines of the user's code, and advice.
 
-    The function is called two to seven times, as a loop would call it. Afterwards everything that it can reach is restored: tensors and
+    The function is called two to seven times, as a loop would call it. Afterwards the state that it can reach is restored: tensors and
     their gradients, optimizers, containers, attributes, closures, globals that its code names, and the random generators of torch, Python
     and NumPy. Until then there is a second copy of these tensors. Other effects are not undone: files, prints, other processes, and objects
     that only other code reaches. A tensor that was written to has a new version, which a backward pass from before the call may reject.
-    Programs are compiled without the cache directory, since cached programs have no line numbers of the user's code. Threads that existed
-    before are not covered.
+    Programs are compiled without the cache directory, since cached programs have no line numbers of the user's code. Work in threads that
+    existed before the call is not explained.
 
     Args:
         function: a function or module, compiled or not, or a step of `dynaxla.compile_step`. If it is compiled already, it is compiled
@@ -55,7 +55,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     Returns: an `Explanation`. Print it, `save("page.html")` it, or let a notebook show it. An exception of the first call is part of the
     explanation and is not raised.
 
-    Raises: ArgumentError for a function that is compiled with another backend.
+    Raises: ArgumentError for an object that cannot be called, or is compiled with another backend than dynaxla and dynaxla_auto.
     """
     subject = _subject_of(function)
     session = Session(_arguments(subject.function))

@@ -42,7 +42,7 @@ class Line:
 
     @staticmethod
     def of_frame(frame: str) -> Line | None:
-        """Parses a frame as Python and fx format it, or a module as `lowering.graphs.user_place` does. None for other text."""
+        """Parses a frame as Python and fx format it, or a module as `lowering.graphs.user_frame_or_module` does. None for other text."""
         if frame.startswith("module "):
             return Line("", 0, place=frame)
         found = _FRAME.match(frame)
@@ -175,7 +175,7 @@ class Rewrite:
         name: the name of the pass.
         level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr".
         before: the number of nodes before the pass.
-        after: the number of nodes of each graph that the pass returned.
+        after: the number of nodes of each graph that the pass returned: two graphs for a partitioned joint graph, else one.
     """
 
     name: str
@@ -262,7 +262,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A graph that TorchDynamo or a step gave to the compiler.
+    """A graph that TorchDynamo, or a step of `compile_step`, gave to the backend.
 
     Attributes:
         number: the number of the captured graph.
@@ -270,7 +270,7 @@ class CapturedGraph:
         is_step: True for a step of `compile_step`.
         ended: the graph break at the end of the graph; None if the graph ends with its function.
         graphs: the ATen graphs that AOTAutograd made from the graph.
-        fallbacks: the fallbacks that belong to none of these graphs.
+        fallbacks: the fallbacks that belong to none of the ATen graphs.
         rewrites: the passes that ran before there were ATen graphs, in order.
     """
 
@@ -291,7 +291,7 @@ class Cost:
         line: the line.
         seconds: the time in one call: processor seconds of XLA, wall-clock seconds of torch's kernels.
         share: the fraction of the time of all lines, 0 to 1.
-        what: the kinds of the line's costliest instructions, the costliest first.
+        what: the kinds of the line's costliest HLO instructions, at most three, the costliest first.
     """
 
     line: Line

@@ -48,7 +48,7 @@ def parse_break(text: str, line: Line | None) -> Break:
 
 
 def _function(name: str) -> str:
-    """Returns the user's name of a function; TorchDynamo renames the part of a function after a graph break."""
+    """Returns the user's name of a function. TorchDynamo generates another name for the part of the function after a graph break."""
     resumed = RESUMED.fullmatch(name)
     return resumed["name"] if resumed else name
 
@@ -82,11 +82,12 @@ class DynamoMetrics:
             del earlier_metrics
 
     def _on_start(self, args: Any) -> None:
-        self.collect()  # torch keeps only the last metrics
+        self.collect()
         if self._is_collected():
             self._ids.add(str(args.compile_id))
 
     def collect(self) -> None:
+        """Stores torch's metrics here. torch itself keeps only a limited number of the latest ones."""
         for metric in get_compilation_metrics():
             if id(metric) not in self._earlier_ids and metric.co_name is not None:
                 self._metrics.setdefault((str(metric.compile_id), metric.start_time or 0.0), metric)
@@ -110,7 +111,9 @@ class DynamoMetrics:
         ]
 
     def breaks(self, graph_ends: Sequence[Break]) -> list[Break]:
-        """Returns the graph breaks that ended no graph, because there was no op before them.
+        """Returns the graph breaks that ended no graph, because there was no op before them, and the captures that failed.
+
+        torch does not report the line of such a break. It is taken to be the first line at which the function was resumed.
 
         Args:
             graph_ends: the graph breaks that ended a graph.

@@ -2,7 +2,8 @@
 
 XLA's profile has the time of each instruction. In the HLO text, the metadata of each instruction has the name scope under which the op was
 traced. This name contains the number of the user's line (`events.line_scope`). A fusion consists of many instructions, possibly from
-several lines, and XLA measures only the fusion: its time is divided among the instructions by the number of elements that each computes.
+several lines, and XLA measures only the fusion: its time is divided among the instructions by the number of elements that each computes,
+where an element counts more if the opcode is expensive (`_EXPENSIVE`).
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class HloText:
         return name if name in self._instructions else None
 
     def match_score(self, event_names: Collection[str]) -> float:
-        """Returns a score from 0 to 1; 1 if all events belong to this program, and all its instructions have events."""
+        """Returns a score from 0 to 1; 1 if all events belong to this program and all its entry computation is measured."""
         measured_names = {name for event in event_names if (name := self.instruction_of(event)) is not None}
         entry_names = {name for name in self._entry if self._instructions[name].opcode not in _NO_COMPUTATION}
         return len(measured_names) / len(event_names) * min(1.0, len(measured_names) / max(1, len(entry_names)))
@@ -145,7 +146,7 @@ class HloText:
         return {line: weight / total for line, weight in weights.items()}
 
     def _line(self, found: _Instruction, depth: int = 0) -> int:
-        """Returns the line number of an instruction. A data movement that XLA inserted has the number of an instruction that it reads."""
+        """Returns the line number of an instruction. For a data movement without a line, takes the line of an operand."""
         nested = list(self._nested(found.called, set()))
         line = next((line for line in (found.line, *(other.line for other in nested)) if line != events.NO_LINE), events.NO_LINE)
         is_data_movement = all(other.opcode in _DATA_MOVEMENTS for other in (found, *nested))
@@ -194,7 +195,7 @@ class Profiler:
     def _begin(self) -> None:
         try:
             self._stop = private.profile()
-        except Exception as error:  # another profile is in progress
+        except Exception as error:  # for example because another profile is in progress
             self.problem = f"XLA's profiler did not start: {error}"
         if self._stop is None and not self.problem:
             self.problem = "dynaxla does not find the profiler of this jaxlib"
@@ -250,7 +251,7 @@ def costs(
 
     Args:
         profiler: the profiler of the runs.
-        runs: each executable, with the number of its runs that the costs are for.
+        runs: each executable, with the number of its runs, possibly fractional, whose costs are returned.
         by_torch: the seconds of torch's kernels in one run, by `id()` of the executable, and then by line number.
     """
     texts: dict[str, list[tuple[HloText, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
@@ -259,7 +260,7 @@ def costs(
         if executable.program is None or not profiled_count:
             continue
         for module in executable.program.text().split("HloModule ")[1:]:  # a program may consist of several modules
-            # The factor scales from the profiled runs to all runs.
+            # The factor scales the time of the profiled runs to the time of `count` runs.
             texts[f"jit_{executable.name}"].append((HloText(module), count / profiled_count))
     seconds_by_line: defaultdict[int, float] = defaultdict(float)
     kinds_by_line: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -78,7 +78,7 @@ def _sections(explanation: Explanation) -> Iterable[str]:
 
 def _advice(explanation: Explanation) -> str:
     if not explanation.advice:
-        return _paragraph("Nothing was found.")
+        return _paragraph("No advice: nothing was found that could be improved.")
     items = (f"<li><strong>{_text(item.what)}</strong>{_paragraph(item.why)}{_line(item.line)}</li>" for item in explanation.advice)
     return f'<ol class="advice">{"".join(items)}</ol>'
 

@@ -1,4 +1,4 @@
-"""Restores all state that a function can reach, so that calls of the function have no effect."""
+"""Restores the state that a function can reach, after calls of the function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def restored_afterwards(function: Any, args: Any, kwargs: Any) -> Iterator[None]
     function's code names, NumPy arrays, random generators, and TorchDynamo's memory of dynamic sizes. Inside the block there is a second
     copy of all these tensors.
 
-    A tensor that was written to has a new version, so a backward pass from before the block may reject it.
+    A tensor that was written to has a higher version counter, so a backward pass of a graph from before the block may reject the tensor.
     """
     graph = walk({"function": function, "args": args, "kwargs": kwargs})
     tensors = _TensorSnapshot(graph.tensors.values())
@@ -57,7 +57,7 @@ def restored_afterwards(function: Any, args: Any, kwargs: Any) -> Iterator[None]
 
 @dataclass(frozen=True)
 class _TensorMetadata:
-    """The metadata of a tensor before the block.
+    """The metadata of a tensor before the block of `restored_afterwards`.
 
     Attributes:
         tensor: the tensor.

@@ -2,10 +2,10 @@
 
 torch_in_jax.py      converts torch modules and functions to functions of JAX arrays: `to_jax`
 torch_graphs.py      captures a torch function and its gradients as graphs, for given shapes
-wide_calls.py        the JAX primitive that calls these graphs
+wide_calls.py        the JAX primitive that calls a captured torch function
 torch_under_jax.py   torch functions on the device "jax", traced by JAX: `to_jax` with device="jax"
 jax_in_torch.py      converts JAX functions to functions of torch tensors: `to_torch`
-jax_calls.py         the torch op that calls these functions in torch's graphs
+jax_calls.py         the torch op that calls a JAX function in torch's graphs
 sharing.py           the same memory as a tensor and as an array: `as_jax`, `as_torch`
 array_conversion.py  conversion of operands and results around JAX functions
 export.py            exports models as StableHLO, which dynaxla/artifact/ runs without torch

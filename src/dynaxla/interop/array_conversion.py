@@ -36,10 +36,10 @@ def check_representable(tensor: torch.Tensor, description: str, x64: bool, hint:
         tensor: The tensor.
         description: The tensor's role, for errors.
         x64: True if JAX's 64-bit types are enabled.
-        hint: The advice for a 64-bit tensor while they are not.
+        hint: The error's hint for a 64-bit tensor while JAX's 64-bit types are off.
 
     Raises:
-        UnsupportedTensor: JAX has no such array, or would cut it to 32 bits.
+        UnsupportedTensor: JAX has no array of this layout or dtype, the tensor has no data, or JAX would narrow it to 32 bits.
     """
     if tensor.layout != torch.strided:
         raise UnsupportedTensor(f"{description} has layout {tensor.layout}: JAX's arrays are dense", hint="pass x.to_dense()")
@@ -47,14 +47,14 @@ def check_representable(tensor: torch.Tensor, description: str, x64: bool, hint:
         raise UnsupportedTensor(f"{description} is {tensor.dtype}: JAX has no such dtype", hint="cast it, e.g. x.float()")
     if tensor.device.type == "meta":
         raise UnsupportedTensor(f"{description} is on the device meta, and has no data", hint="create it on the CPU or on a GPU")
-    if not x64 and dtypes.to_jax(tensor.dtype).name in NARROW_DTYPES:  # JAX would convert silently: 2**40 becomes 0
+    if not x64 and dtypes.to_jax(tensor.dtype).name in NARROW_DTYPES:  # JAX would convert without an error: 2**40 becomes 0
         raise UnsupportedTensor(
             f"{description} is {tensor.dtype}, and JAX's 64-bit types are off here: JAX would convert it to 32 bits", hint=hint
         )
 
 
 def check_operands(tensors: Sequence[torch.Tensor], name: str, x64: bool) -> None:
-    """Checks the operands of a JAX function of this name.
+    """Checks that JAX can represent the operands of the JAX function `name`.
 
     Raises:
         UnsupportedTensor: As in `check_representable`.
@@ -75,7 +75,7 @@ def torch_dtype(dtype: Any, description: str) -> torch.dtype:
         UnsupportedTensor: Torch has no such dtype.
     """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        raise UnsupportedTensor(f"{description} is a key of jax.random", hint="pass the numbers of the key: jax.random.key_data(key)")
+        raise UnsupportedTensor(f"{description} is a key of jax.random", hint="pass the key's data: jax.random.key_data(key)")
     try:
         return dtypes.to_torch(dtype)
     except KeyError:
@@ -90,7 +90,7 @@ def is_tracer(value: Any) -> bool:
 
 
 def jax_device_of(device: torch.device) -> jax.Device:
-    """Returns the device of the user's JAX that uses the memory of a torch device.
+    """Returns the JAX device that shares a torch device's memory. On the CPU it is the device of the user's arrays, not dynaxla's own.
 
     Raises:
         UnsupportedTensor: There is no such device.
@@ -102,7 +102,7 @@ def jax_device_of(device: torch.device) -> jax.Device:
 
 
 def array_on_tensor(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
-    """Returns an array that uses a tensor's memory. `unshareable_reason` must be "" for the tensor."""
+    """Returns an array that uses a tensor's memory and keeps it alive. `unshareable_reason` must return "" for the tensor."""
     if not tensor.numel():
         with jax.enable_x64(True):
             return jax.device_put(np.zeros(tuple(tensor.shape), dtypes.to_jax(tensor.dtype)), device)
@@ -115,7 +115,7 @@ def array_on_tensor(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
 def unshareable_reason(tensor: torch.Tensor) -> str:
     """Returns the reason why an array cannot use a tensor's memory, or "" if it can."""
     if tensor.is_conj() or tensor.is_neg():
-        return "it has the conjugate or the negative bit, and its memory holds other values"
+        return "its conjugate or negative bit is set, so its memory holds other values than the tensor"
     if not tensor.is_contiguous():
         return f"it is not contiguous: its strides are {tuple(tensor.stride())}"
     if tensor.numel() and tensor.device.type == "cpu" and not is_aligned(tensor):
@@ -132,7 +132,7 @@ def shareable_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_on_one_device(array: jax.Array, description: str) -> None:
-    """Checks that an array, which is no tracer, is on one device. `description`: the array's role, for errors.
+    """Checks that an array, which must not be a tracer, is on one device. `description`: the array's role, for errors.
 
     Raises:
         UnsupportedTensor: The array is on several devices.
@@ -143,7 +143,10 @@ def check_on_one_device(array: jax.Array, description: str) -> None:
 
 
 def tensor_on_array(array: jax.Array) -> torch.Tensor:
-    """Returns a contiguous tensor that uses an array's memory, on the CPU or a GPU, once the array is computed."""
+    """Returns a contiguous tensor on the memory of an array on the CPU or a GPU, or on a copy if the array is not row-major.
+
+    For an array on the CPU, the host waits until it is computed; for an array on a GPU, torch's current stream waits.
+    """
     if not array.size:
         device = "cpu" if array.device.platform == "cpu" else f"cuda:{array.device.local_hardware_id}"
         return torch.empty(array.shape, dtype=dtypes.to_torch(array.dtype), device=device)
@@ -152,7 +155,9 @@ def tensor_on_array(array: jax.Array) -> torch.Tensor:
 
 
 class ArrayScope:
-    """Converts a JAX function's arguments to arrays. Inside the context, JAX's default device is the device of the arguments.
+    """Converts the arguments of a call of a JAX function to arrays, and later the results to tensors.
+
+    The call must be inside the context, in which JAX's default device is the device of the arguments.
 
     Args:
         tensors: The function's tensor arguments, on one device.
@@ -193,16 +198,20 @@ class ArrayScope:
     def to_tensors(self, results: list[Any]) -> list[torch.Tensor]:
         """Converts a function's results to tensors on the device of its arguments, or of the results if there were no arguments.
 
-        A tensor is mutable, so it must have memory of its own. An array with other references (an argument, a constant, a residual of a
-        backward pass) is therefore copied. When this method returns, XLA no longer reads torch's memory.
+        A tensor on the CPU or a GPU has memory of its own, because it is mutable: an array with other references (an argument, a constant,
+        a residual of a backward pass) is copied. When this method returns, XLA no longer reads the memory of the arguments.
 
         Args:
             results: The results: arrays, tracers or numbers. The numbers in this list are replaced by arrays.
+
+        Raises:
+            UnsupportedTensor: Torch has no such dtype, an array is on several devices, or a tracer would become a tensor not on "jax".
+            TypeError: A result is neither an array nor a number.
         """
         for index, value in enumerate(results):
             if not isinstance(value, jax.Array):
                 results[index] = self._array(value, index)
-        value = None  # this reference would count below
+        value = None  # `getrefcount` below would count this reference to the last result
         names = [f"result {index} of {self._name}" for index in range(len(results))]
         torch_dtypes = [torch_dtype(array.dtype, name) for array, name in zip(results, names, strict=True)]
         if self._device is not None and self._device.type == storages.NAME:
@@ -212,14 +221,14 @@ class ArrayScope:
             ]
         if any(map(is_tracer, results)):
             raise UnsupportedTensor(
-                f"{self._name} was called with tensors outside of JAX, and returned a JAX tracer: its code reads an argument of a "
-                "function under jax.jit, jax.grad or jax.vmap",
+                f"{self._name} was called with tensors that hold no tracers, but returned a JAX tracer: its code reads an argument of a "
+                "surrounding function under jax.jit, jax.grad or jax.vmap",
                 hint="call dynaxla.device.enable(), and pass that argument as a tensor: dynaxla.as_torch(x)",
             )
         jax.block_until_ready(results)
         tensors = []
         for index in range(len(results)):
-            # An array that is used nowhere else has two references: the list and the argument of getrefcount.
+            # An array that is used nowhere else has two references: from the list, and from getrefcount's own argument.
             is_unshared = sys.getrefcount(results[index]) <= 2
             tensor = self._tensor_on(results[index], names[index])
             is_unshared = is_unshared and not aliases_one_of(results[index], self.arrays)
@@ -227,7 +236,7 @@ class ArrayScope:
         return tensors
 
     def _array(self, value: Any, index: int) -> jax.Array:
-        """Returns the result at an index as an array. Raises TypeError for a value that is neither an array nor a number."""
+        """Converts `value`, the result at this index, to an array. Raises TypeError if it is neither an array nor a number."""
         try:
             return jnp.asarray(value)
         except TypeError:

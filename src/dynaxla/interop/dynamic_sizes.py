@@ -52,8 +52,8 @@ class SymbolicSizes(SymbolValues):
     """JAX's symbolic dimensions as the values of a graph's symbols.
 
     Args:
-        names: The name of each symbol's dimension in JAX.
-        dimensions: The minimum and the maximum size of each dimension, by name. A maximum of None is no limit.
+        names: The name of the JAX dimension for each of torch's symbols.
+        dimensions: The minimum and the maximum size of each JAX dimension, by name. The maximum is None if there is no limit.
     """
 
     def __init__(self, names: Mapping[sympy.Symbol, str], dimensions: Mapping[str, tuple[int, int | None]]) -> None:
@@ -62,7 +62,7 @@ class SymbolicSizes(SymbolValues):
         super().__init__({symbol: export.symbolic_shape(name, scope=scope)[0] for symbol, name in names.items()})
 
     def examples(self) -> SymbolValues:
-        """Returns example sizes as the values of the symbols: 8, 9, 10, ..., each moved into the limits of its dimension."""
+        """Returns integers as example values of the symbols: 8, 9, 10, ..., each clamped to the limits of its dimension."""
         limits = self.dimensions.values()
         sizes = [max(low, 8 + index if high is None else min(high, 8 + index)) for index, (low, high) in enumerate(limits)]
         return SymbolValues(dict(zip(self.values, sizes, strict=True)))
@@ -93,13 +93,13 @@ def _example(size: int | torch.SymInt) -> int:
 
 
 def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Iterable[tuple[str, torch.Tensor]]) -> SymbolicSizes:
-    """Returns the dynamic dimensions of an exported program.
+    """Returns the dynamic dimensions of an exported program, as JAX's symbolic dimensions.
 
-    A dimension has the name that the user gave it, or else a name such as "x_0" from the input's name and the dimension's index.
+    The name of a dimension is the name of the user's `torch.export.Dim`, or else made of the input's name and the dimension's index: "x_0".
 
     Args:
         program: The exported program.
-        dynamic_shapes: The user's argument of torch.export, which can name dimensions.
+        dynamic_shapes: The user's argument of torch.export; its `torch.export.Dim`s have names.
         arguments: The name and the fake tensor of each input that is a tensor.
 
     Raises:
@@ -130,7 +130,7 @@ def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Ite
 
 
 def _names_from_user(program: ExportedProgram, dynamic_shapes: Any) -> dict[sympy.Symbol, str]:
-    """Returns the names of the `torch.export.Dim`s in `dynamic_shapes` by symbol, changed where JAX does not accept them."""
+    """Returns the names of `torch.export.Dim`s by symbol, as JAX accepts them; {} unless `dynamic_shapes` has one item per input."""
     names: dict[sympy.Symbol, str] = {}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta.get("val") for node in placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]]
@@ -148,7 +148,7 @@ def _names_from_user(program: ExportedProgram, dynamic_shapes: Any) -> dict[symp
 
 
 def _dynamic_shapes_by_input(spec: Any) -> list[Any]:
-    """Flattens `dynamic_shapes` to a list with an item for each input: a dict by dimension, a sequence over dimensions, or None."""
+    """Flattens `dynamic_shapes` to one item per input: a dict by dimension, a sequence with an item per dimension, or None."""
 
     def is_leaf(item: Any) -> bool:
         if isinstance(item, Mapping):
@@ -161,7 +161,7 @@ def _dynamic_shapes_by_input(spec: Any) -> list[Any]:
 
 
 def _identifier(name: str) -> str:
-    """Returns the name of a dimension, changed if JAX does not accept it."""
+    """Converts a name to a name that JAX accepts for a dimension."""
     name = re.sub(r"\W", "_", name)
     return name if name[:1].isalpha() and name not in ("mod", "floordiv", "max", "min") else f"d{name}"
 

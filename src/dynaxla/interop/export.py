@@ -1,4 +1,4 @@
-"""Exports a PyTorch model as StableHLO. torch.export captures the model. Its graph is lowered for platforms that need not be present."""
+"""Exports a PyTorch model as StableHLO: torch.export captures the model, and jax.export lowers its graph, also for absent platforms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-# Writes that an exported model cannot do: a description by the name of torch's `OutputKind`.
+# Writes that an exported model cannot do: the noun for the written tensor, by the name of torch's `OutputKind`.
 _MUTATIONS = {"PARAMETER_MUTATION": "parameter", "USER_INPUT_MUTATION": "user input"}
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -54,17 +54,17 @@ def export(
     """Exports a module, a function or an ExportedProgram as a program that runs without torch.
 
     If the model writes to buffers (a batch norm in training mode), the new values are named results of the program: see
-    `ExportedModel.call`. Random numbers are derived from a key, which must be given to the call. The call refuses values that eager mode
-    refuses, such as indices out of range.
+    `ExportedModel.call`. Random numbers are derived from a key, which the caller passes. A call raises eager mode's error for values that
+    eager mode rejects, such as indices out of range.
 
     Args:
         model: The module, function or ExportedProgram.
-        args: As for `torch.export.export`, which captures the model in its current mode (`model.eval()`); none for an ExportedProgram.
+        args: As for `torch.export.export`; none for an ExportedProgram. The model is captured in its current mode, training or evaluation.
             Numbers, strings and None among the arguments become constants of the program.
         kwargs: As for `torch.export.export`.
         dynamic_shapes: As for `torch.export.export`. Dynamic dimensions stay dynamic in the program.
-        platforms: The platforms out of "cpu", "cuda", "rocm" and "tpu" on which the program runs, whatever this machine is. A program for
-            several platforms selects its code by the platform at run time.
+        platforms: The platforms on which the program can run, out of "cpu", "cuda", "rocm" and "tpu". This machine need not have them. A
+            program for several platforms selects its code by the platform at run time.
         weights: "arguments": the program takes the weights as arguments, and they are stored next to it. "constants": the weights are part
             of the program.
 
@@ -96,7 +96,7 @@ def _name(model: Any) -> str:
 class _FunctionModule(torch.nn.Module):
     """A plain function as a module for torch.export, with the function's own signature.
 
-    Its code is renamed to `forward`, the name of the functions whose source lines torch records.
+    The function's code object is renamed to `forward`, because torch records source lines only for functions of this name.
     """
 
     def __init__(self, function: Any) -> None:
@@ -133,7 +133,7 @@ def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_
 
 
 def _clone_repeated(arguments: Any) -> Any:
-    """Clones tensors that occur more than once among the arguments. torch.export would treat them as one tensor, in later calls too."""
+    """Clones further occurrences of a tensor among the arguments. torch.export would make them one input, for all later calls, too."""
     seen: set[int] = set()
 
     def copied(value: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
     """
     try:
         with LostWrites(), warnings.catch_warnings():
-            # torch 2.13 copies a tree of arguments in a way that it has deprecated.
+            # torch 2.13 itself uses LeafSpec, which it has deprecated.
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             return program.run_decompositions(_decompositions())
     except LostWrite as lost:
@@ -161,7 +161,7 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
 
 
 def _decompositions() -> dict[Any, Any]:
-    """Returns decompositions for all ops without a lowering. Composite ops that have a lowering are not decomposed."""
+    """Returns torch's decompositions of composite ops, except of ops that have a lowering, and dynaxla's own decompositions."""
     table = dict(torch.export.default_decompositions().items())
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and registry.find(op, PORTABLE) is not None:
@@ -170,25 +170,25 @@ def _decompositions() -> dict[Any, Any]:
 
 
 class _Exporter:
-    """A captured program, with the information from its signature that lowering needs.
+    """Lowers a captured program, with the information from its signature.
 
     Args:
         program: The functionalized program.
         name: The model's name.
-        dynamic_shapes: The user's argument of torch.export.
+        dynamic_shapes: As for `export`.
 
     Attributes:
         weights: The name of each parameter, buffer and constant that the program reads, by its position among the program's inputs.
         inputs: The name of each user input that is a tensor, by its position among the program's inputs.
         values: The parameters, buffers and constants, by name.
-        arguments: The nesting of the arguments.
-        results: The nesting of the results.
+        arguments: The nested structure of the user's arguments.
+        results: The nested structure of the results.
         sizes: The dynamic dimensions.
         updates: The names of the buffers that the program writes to.
         output_nodes: The nodes of the results, then the nodes of the buffers' new values.
         result_nodes: The nodes of the results.
         function: The lowered graph as a function.
-        checks: The checks of eager mode that the program performs; known once the program is lowered.
+        checks: Eager mode's checks of values (such as index ranges) that the program performs; known once the program is lowered.
     """
 
     def __init__(self, program: ExportedProgram, name: str, dynamic_shapes: Any) -> None:
@@ -247,7 +247,7 @@ class _Exporter:
         }
 
     def _read_outputs(self) -> None:
-        """Divides the output nodes into results and new values of buffers."""
+        """Divides the output nodes into results and new values of buffers. Raises CaptureError for any other output."""
         outputs = self.program.graph.output_node().args[0]
         results: list[Node] = []
         updated: list[Node] = []
@@ -323,7 +323,7 @@ class _Exporter:
         return ExportedModel(manifest, exported.mlir_module_serialized, {} if constants else values)
 
     def _refuse_uncompilable(self, platforms: tuple[str, ...]) -> None:
-        """Raises UnsupportedOp for an op that XLA does not compile for one of the platforms. The compiler might end the user's process."""
+        """Raises UnsupportedOp for an op that XLA does not compile for one of the platforms. On such an op, XLA may crash the process."""
         module = self.program.graph_module
         for node in [node for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes if node.op == "call_function"]:
             for platform in platforms:
@@ -335,7 +335,10 @@ class _Exporter:
         return ArraySpec(name, _shape_as_text(spec.shape), spec.jax_dtype.name)
 
     def _program(self, constants: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
-        """Returns the program as a function of arrays: weights, a key if it draws random numbers, inputs.
+        """Returns the program as a function. A trace of the function sets `self.checks`.
+
+        The function takes the weights that are arguments, a key as uint32[2] if the program draws random numbers, and the inputs. It
+        returns the results, the new values of buffers, and, if there are checks, the index of the first failed check (`Checks.failure`).
 
         Args:
             constants: The values of weights that are constants, by name.
@@ -355,7 +358,7 @@ class _Exporter:
         return program
 
     def _lower(self, program: Any, avals: Sequence[Any], platforms: tuple[str, ...]) -> jax_export.Exported:
-        """Lowers a function from `_program` to StableHLO for these platforms. Raises the exceptions of `export`."""
+        """Lowers a function from `_program` to StableHLO for these platforms. Raises CaptureError, UnsupportedOp and LoweringError."""
         try:
             exported = jax_export.export(
                 jax.jit(program, keep_unused=True), platforms=platforms, disabled_checks=[jax_export.DisabledSafetyCheck.custom_call("ALL")]
@@ -378,19 +381,19 @@ class _Exporter:
         unlisted = sorted(target for target in called_functions(exported.mlir_module_serialized) if not is_allowed(target))
         if unlisted:
             raise UnsupportedOp(
-                f"{self.name} would call {', '.join(unlisted)}, which other machines and later versions may not have",
+                f"{self.name} would call {', '.join(unlisted)}, which other machines or later JAX versions may not have",
                 hint="choose other platforms, or compute the result by other ops",
             )
         return exported
 
     def _can_be_traced_with_numbers(self) -> bool:
-        """True if lowering succeeds with concrete sizes, so that the symbolic dimensions are the cause of a failure."""
+        """True if the program can be traced with concrete sizes, so that the symbolic dimensions are the cause of a failure."""
         function = Function(self._interpreter, self.sizes.examples(), self._numbers, self.output_nodes)
         avals = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in function.specs.values()]
         try:
             with jax.enable_x64(True):
                 jax.eval_shape(lambda arrays: function(arrays, jax.random.key(0, impl="threefry2x32")), avals)
-        except Exception:  # lowering fails with concrete sizes too, so the original error is raised
+        except Exception:  # the trace fails with concrete sizes too, so the caller raises the original error
             return False
         return True
 
@@ -428,15 +431,15 @@ def _checked(value: Any, name: str) -> Any:
 
 
 def _structure(spec: Any, leaves: Sequence[Structure], description: str) -> Structure:
-    """Returns the nesting of arguments or results.
+    """Returns the nested structure of arguments or results.
 
     Args:
-        spec: Torch's description of the nesting.
+        spec: The structure as torch's TreeSpec.
         leaves: The descriptions of the leaves, in torch's order.
         description: The role of the nested value, for errors.
 
     Raises:
-        CaptureError: A container is no tuple, list, mapping or dataclass.
+        CaptureError: A container is no tuple, list, mapping or dataclass, or has its items in another order than torch.
     """
     order: list[int] = []
 
@@ -461,7 +464,7 @@ def _structure(spec: Any, leaves: Sequence[Structure], description: str) -> Stru
 
 
 def _remove_assertions_of_sizes(module: torch.fx.GraphModule) -> None:
-    """Removes assertions about sizes, and numbers that only they use. JAX checks the sizes of arguments by the program's signature."""
+    """Removes assertions about sizes, and nodes whose number nothing uses. JAX checks the arguments' sizes by the program's signature."""
     for node in reversed(list(module.graph.nodes)):
         is_unused = not node.users and node.op == "call_function"
         is_assertion = node.target in (

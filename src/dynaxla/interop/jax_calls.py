@@ -30,7 +30,7 @@ from .array_conversion import ArrayScope, torch_dtype
 
 _numbers = itertools.count(1)
 _calls: weakref.WeakValueDictionary[int, JaxCall] = weakref.WeakValueDictionary()
-# Calls in graphs of other backends. Such graphs hold no reference to their calls, so this dict keeps the calls alive.
+# Calls in graphs of other backends. Such graphs hold no reference to their calls, so this dict keeps the calls alive forever.
 _calls_in_other_graphs: dict[int, JaxCall] = {}
 
 # The shape and the JAX dtype of each operand.
@@ -38,7 +38,7 @@ Avals = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
 class JaxCall:
-    """A JAX function from arrays to a list of arrays, with a number that identifies it.
+    """A JAX function from arrays to a list of arrays, with a number that identifies it in torch's graphs.
 
     Args:
         function: Takes an array for each operand.
@@ -67,7 +67,7 @@ class JaxCall:
             return list(jax.extend.core.jaxpr_as_fun(self.jaxpr_for(avals_of(operands)))(*operands))
 
     def traced_call(self) -> JaxCall:
-        """Returns a call that runs this call's jaxpr in place of its function, which may change."""
+        """Returns a call that runs this call's jaxpr. The results of the function may change later, for example with a global."""
         return self._derive("trace", lambda: self.run_jaxpr)
 
     @functools.cached_property
@@ -78,7 +78,7 @@ class JaxCall:
     def backward(self, wanted: tuple[int, ...], count: int) -> JaxCall:
         """Returns the call of the backward pass.
 
-        It takes the operands, then the cotangents of the inexact results, and returns cotangents of operands.
+        It takes the operands, then the cotangents of the inexact results, and returns the cotangents of the wanted operands.
 
         Args:
             wanted: The positions of the operands whose cotangents are returned.
@@ -111,8 +111,8 @@ def vjp(
 ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], list[jax.Array]]]:
     """Returns the function's results and its pullback.
 
-    The pullback takes a cotangent for each inexact result, and returns cotangents of operands. All cotangents follow torch's convention for
-    complex numbers, which is the conjugate of JAX's.
+    The pullback takes a cotangent for each inexact result, and returns the cotangents of the wanted operands. All cotangents follow torch's
+    convention for complex numbers: they are the conjugates of JAX's cotangents.
 
     Args:
         function: A function from arrays to a list of arrays.
@@ -153,14 +153,14 @@ def find_call(number: int) -> JaxCall:
     call = _calls.get(number)
     if call is None:
         raise DynaxlaError(
-            f"the JAX function of call {number} no longer exists: its process or its torch function has ended",
-            hint="call the function that dynaxla.to_torch returned, instead of an op of an older graph",
+            f"the JAX function of call {number} no longer exists: it was deleted, or the graph comes from another process",
+            hint="call the function that dynaxla.to_torch returned, and capture the graph again",
         )
     return call
 
 
 def run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Calls the function of a call with the values of tensors, without compiling or tracing it."""
+    """Calls a call's JAX function eagerly with tensors: the function is neither traced nor compiled as a whole."""
     with ArrayScope(tensors, call.name, call.x64) as scope:
         return scope.to_tensors(list(call.function(*scope.arrays)))
 

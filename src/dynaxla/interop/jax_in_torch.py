@@ -29,19 +29,19 @@ _numbers = itertools.count(1)
 def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable[..., Any]:
     """Converts a JAX function to a function of torch tensors.
 
-    The arguments are pytrees. Their tensors must be on one device: the CPU, a GPU, or "jax". `jax_fn` gets them as arrays on the same
-    memory, to which nobody must write before `jax_fn` returns. Tensors that are not contiguous, or not aligned, are copied. `jax_fn` gets
-    other leaves unchanged. Arrays and numbers in the result of `jax_fn` become tensors on the same device, with their own memory.
+    The arguments are pytrees. Their tensors must be on one device: the CPU, a GPU, or "jax". `jax_fn` gets the tensors as arrays on the
+    same memory, to which nobody must write before the call returns. Tensors that are not contiguous, or not aligned, are copied. `jax_fn`
+    gets other leaves unchanged. Arrays and numbers in the result of `jax_fn` become tensors on the same device, with their own memory.
 
-    Gradients of any order come from `jax.vjp`; `torch.func.grad` and `torch.func.vmap` work too. Integers have no gradient, and complex
-    numbers follow torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes part of the
-    XLA program, forward and backward. Its Python code then runs during torch's capture, and again when something that it reads (a closure,
-    a global) has changed. The sizes of its arguments are static there: other sizes need another capture.
+    Gradients of any order come from `jax.vjp`; `torch.func.grad` and `torch.func.vmap` work too. Integers have no gradient. Gradients of
+    complex numbers follow torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes
+    part of the XLA program, forward and backward. Its Python code then runs only during torch's capture, which is repeated when something
+    that the code reads (a closure, a global) has changed. A capture is for fixed sizes of the arguments: other sizes need another capture.
 
     Args:
         jax_fn: The function.
-        x64: True or False: `jax_fn` runs with JAX's 64-bit types on or off. None: as JAX is configured at the call. While they are off,
-            64-bit tensors are refused, since JAX would cut them to 32 bits.
+        x64: True or False: `jax_fn` runs with JAX's 64-bit types on or off. None: as JAX is configured at the call. While 64-bit types are
+            off, 64-bit tensors are refused, since JAX would convert them to 32 bits.
 
     Raises:
         TypeError: `jax_fn` is not callable. A call raises the exceptions of `jax_fn`, UnsupportedTensor and DeviceMismatch.
@@ -53,7 +53,7 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
     if not guards.CAN_GUARD_RESULTS:
         return torch.compiler.disable(torch_fn)
     traceable_fn = torch._dynamo.nonstrict_trace(torch_fn)
-    # TorchDynamo's guards identify a function by its code object, so this function gets a new one.
+    # TorchDynamo's guards identify a function by its code object, so each converted function gets its own.
     traceable_fn.__code__ = traceable_fn.__code__.replace()
     return traceable_fn
 
@@ -95,12 +95,12 @@ class JaxInTorch:
         flat_function = self._flat_functions.get(key)
         if flat_function is None:
             flat_function = self._flat_functions[key] = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)
-        # The op makes its fake results from its first operand. `_FlatFunction` ignores the operand of a call without tensors.
+        # The op creates its fake results from its first operand, so a call without tensors passes one that `_FlatFunction` ignores.
         results = apply(flat_function.call.traced_call(), tensors or [torch.zeros(())])
         return flat_function.unflatten(results, jax_calls.avals_of(tensors))
 
     def stamp(self) -> int:
-        """Returns a number that changes when state that the function reads has changed: closures, globals, attributes, arrays."""
+        """Returns a number that changes when state that the JAX function reads (closures, globals, attributes, arrays) has changed."""
         stamp = self._state_changes.stamp()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -108,9 +108,9 @@ class JaxInTorch:
         return stamp
 
     def guard_value(self) -> str:
-        """Returns a description of the state on which a captured graph with this function depends, apart from the function's arguments.
+        """Returns a text that changes when state changes on which a captured graph with this function depends, except its arguments.
 
-        TorchDynamo's guard compares the description with that at the time of capture.
+        TorchDynamo's guard compares the text with the text at the time of capture.
         """
         return f"{self.stamp()} {x64_enabled()} {jax.config.jax_default_matmul_precision} {jax.config.jax_numpy_dtype_promotion}"
 
@@ -167,18 +167,17 @@ class _FlatFunction:
         self.call = JaxCall(flat, name, x64)
 
     def unflatten(self, results: Sequence[torch.Tensor], avals: Any = None) -> Any:
-        """Arranges the tensors of the results in the structure that the JAX function has returned.
+        """Arranges the result tensors in the pytree structure of the JAX function's result.
 
         Args:
             results: The tensors.
-            avals: The shapes and dtypes of the operands, if the function may have been traced for several; None for the structure of the
-                last call or trace.
+            avals: The shapes and dtypes of the operands, which select the trace. None: the structure of the last call or trace.
         """
         return jax.tree.unflatten(self._trees[avals], results)
 
 
 def apply(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Computes the call's results, which autograd can differentiate."""
+    """Computes the call's results, through autograd if an operand requires a gradient."""
     if private.functorch_level() is not None:
         return list(_Differentiable.apply(_AutogradCall(call), *tensors))
     wanted = tuple([index for index, tensor in enumerate(tensors) if tensor.requires_grad]) if torch.is_grad_enabled() else ()
@@ -202,8 +201,9 @@ class _AutogradCall:
 
     Attributes:
         call: The call.
-        wanted: The positions of the operands whose gradients are needed; () if they are not known before the backward pass.
-        pullback: Computes these gradients from the cotangents of the inexact results. None: the backward pass runs `JaxCall.backward`.
+        wanted: The positions of the operands whose gradients are needed; () if the positions are not known before the backward pass.
+        pullback: Computes the gradients of the `wanted` operands from the cotangents of the inexact results. None: the backward pass runs
+            `JaxCall.backward`.
     """
 
     call: JaxCall
@@ -214,8 +214,8 @@ class _AutogradCall:
 class _Differentiable(torch.autograd.Function):
     """A call whose gradients JAX computes.
 
-    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. If the backward pass is traced, or is
-    itself differentiated, it runs `JaxCall.backward` instead.
+    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. It runs `JaxCall.backward` instead under `torch.func`,
+    if torch traces one of the passes, or if the backward pass is itself differentiated.
     """
 
     @staticmethod
@@ -272,14 +272,14 @@ def _is_inexact(tensor: torch.Tensor) -> bool:
 
 
 def _plain_number(leaf: Any) -> Any:
-    """Converts a symbolic number to a plain number, for which torch adds a guard. Other leaves stay as they are."""
+    """Converts a symbolic number to a plain number; torch adds a guard on its value. Other leaves stay as they are."""
     if isinstance(leaf, (torch.SymInt, torch.SymBool)):
         return int(leaf) if isinstance(leaf, torch.SymInt) else bool(leaf)
     return float(leaf) if isinstance(leaf, torch.SymFloat) else leaf
 
 
 def _cache_key(leaf: Any) -> Any:
-    """Returns a hashable key of an argument's leaf. Equal leaves have equal keys, except that a mutable leaf has a new key in each call."""
+    """Returns a hashable key of an argument's leaf: an array's identity, or a fingerprint. Any other leaf has a new key in each call."""
     if isinstance(leaf, jax.Array):
         return identity_of(leaf)
     found = fingerprint(leaf)

@@ -30,11 +30,12 @@ def as_jax(tensor: torch.Tensor) -> jax.Array:
     """Returns a JAX array that uses a tensor's memory, which both keep alive. `dynaxla.to_jax` converts functions and modules.
 
     JAX assumes that arrays never change. A later write of torch to the tensor may or may not be visible to JAX: programs that run at the
-    same time read the old or the new value, and values that JAX has computed or cached stay as they are. Write to the tensor only after JAX
-    has finished using the array (`jax.block_until_ready`), in any thread. The array is on the CPU device or the GPU of the user's JAX.
+    same time read the old or the new value, and values that JAX has computed or cached stay as they are. Write to the tensor only after
+    the programs that read the array have finished, in all threads (`jax.block_until_ready` on their results). The array is on the GPU, or
+    on the CPU device of JAX's own client.
 
     For a tensor on the device "jax", the result is the tensor's own array. torch writes to such a tensor by giving it another array, so the
-    returned array does not change. The result is a tracer if the tensor holds one (see `as_torch`).
+    returned array does not change. The result is a tracer if the tensor holds a tracer (see `as_torch`).
 
     Raises:
         TypeError: The argument is not a tensor.
@@ -62,12 +63,13 @@ def as_jax(tensor: torch.Tensor) -> jax.Array:
 def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torch.Tensor:
     """Returns a torch tensor that uses a JAX array's memory, which both keep alive.
 
-    In a function under `jax.jit` or `jax.vmap`, arguments are tracers: torch's code, compiled or not, becomes part of the function that JAX
-    traces, and `as_jax` converts its results back. JAX refuses to differentiate such code: with `jax.grad`, use
-    `dynaxla.to_jax(function, device="jax")`.
+    In a function under `jax.jit` or `jax.vmap`, arguments are tracers. The result for a tracer is a tensor on "jax": torch ops on the
+    tensor, compiled or not, become part of the program that JAX traces, and `as_jax` converts their results back. JAX refuses to
+    differentiate these ops: with `jax.grad`, use `dynaxla.to_jax(function, device="jax")`.
 
-    JAX assumes that arrays never change: do not write to a tensor of the CPU or a GPU that shares an array's memory (copy it first:
-    `x.clone()`). Writing to a tensor on "jax" changes no array. The host waits for an array on the CPU; for a GPU, torch's stream waits.
+    JAX assumes that arrays never change: do not write to a tensor on the CPU or a GPU that shares an array's memory (copy it first:
+    `x.clone()`). Writing to a tensor on "jax" changes no array. If the array is not computed yet, the host waits for it on the CPU, and
+    torch's stream waits for it on a GPU.
 
     Args:
         array: The array or tracer.
@@ -103,7 +105,7 @@ def _tensor_on_jax(array: Any, device: torch.device | str | None, reason: str) -
     Args:
         array: The array or tracer.
         device: The device that the user gave, or None.
-        reason: The reason why the tensor cannot be on another device, for errors.
+        reason: The reason why the tensor cannot be on another device than "jax", for errors.
     """
     if device is not None and str(device).partition(":")[0] != storages.NAME:
         raise UnsupportedTensor(f"{reason}, so it cannot become a tensor on {device}", hint='leave the device out, or give "jax"')

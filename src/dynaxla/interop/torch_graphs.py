@@ -1,4 +1,4 @@
-"""Captures a torch function, for operands of given shapes, as a function that JAX programs can call. Its derivative comes from autograd."""
+"""Captures a torch function, for operands of given shapes, as a function for JAX programs. Its derivative comes from torch's autograd."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _COPY_OPS = (aten.clone.default, aten.detach.default, aten.alias.default)
 
 @dataclass(frozen=True)
 class GraphOperand:
-    """A tensor that a torch function takes.
+    """The metadata of a tensor that a torch function takes.
 
     Attributes:
-        shape: Its shape.
+        shape: The shape.
         dtype: Torch's dtype.
-        requires_grad: True if autograd records the operations on it.
+        requires_grad: True if the tensor requires a gradient.
     """
 
     shape: tuple[int, ...]
@@ -66,18 +66,18 @@ class TorchCall(WideCall):
 
     Args:
         function: Takes tensors and returns new tensors; it mutates none of its arguments.
-        operands: The tensors that the function takes.
+        operands: The metadata of the tensors that the function takes.
         device: The device of the fake tensors with which the function is traced.
         narrow: True if JAX's 64-bit types are off in the surrounding JAX program, so that its arrays have at most 32 bits per number.
-        is_unchanged: Returns True if the state that the function reads, apart from its operands, has certainly not changed since the trace.
+        is_unchanged: Returns True if the state that the function reads besides its operands has certainly not changed since the trace.
 
     Attributes:
         draws_random: True if the call takes a key, as uint32[2], before its operands.
         drawing_line: The user's line that draws the first random number; "" if there is none.
-        copied_operands: For each result, the index of the operand that it is a copy of; None for other results.
+        copied_operands: For each result that is an unchanged copy of an operand, the operand's index; None for other results.
 
     Raises:
-        CaptureError: Python's control flow depends on a tensor's values.
+        CaptureError: The function cannot be captured, for example because its control flow depends on a tensor's values.
         UnsupportedOp: An op has no lowering.
     """
 
@@ -113,10 +113,10 @@ class TorchCall(WideCall):
         return all(state_of(tensor) == state for tensor, state in self._constants)
 
     def _check_unchanged(self) -> None:
-        """Checks that the function still has the graph that was traced. Its derivative is traced later than the function.
+        """Checks, before the derivative is traced, that a new trace of the function would give the same graph and constants.
 
         Raises:
-            CaptureError: The function has another graph.
+            CaptureError: The graph or a constant differs.
         """
         if self.is_current():
             if self._is_unchanged():
@@ -135,7 +135,7 @@ class TorchCall(WideCall):
 
     @_disable_current_modes()
     def _autograd_derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-        """Returns the derivative that torch's autograd computes. AOTAutograd's joint graph is partitioned into two graphs for it.
+        """Returns the derivative that autograd computes: AOTAutograd's joint graph, partitioned into a forward and a backward graph.
 
         Args:
             wanted: See `WideCall.derivative`.
@@ -216,7 +216,7 @@ class TorchCall(WideCall):
     def _graph(self, wanted: Sequence[bool], differentiable_results: list[int] | None = None) -> GraphModule:
         """Returns the function's graph, or a joint graph with gradients if the gradient of an operand is wanted.
 
-        The caller must have turned off dispatch modes. They belong to the user, or to another trace of torch's in which JAX's code runs.
+        The caller must have turned off dispatch modes. Such modes belong to the user, or to a torch trace inside which this code runs.
 
         Args:
             wanted: For each operand, True if its gradient is wanted.
@@ -235,7 +235,8 @@ class TorchCall(WideCall):
                 if differentiable_results is not None:
                     differentiable_results[:] = [index for index, result in enumerate(results) if result.requires_grad]
                 return list(results)
-            with torch.enable_grad():  # a function may compute something else if gradients are off, or if no operand requires one
+            # Gradients are on as in the joint graph, because the function may read `torch.is_grad_enabled()` or `requires_grad`.
+            with torch.enable_grad():
                 inputs_with_grad = [
                     tensor.detach().requires_grad_() if item.requires_grad else tensor
                     for tensor, item in zip(tensors, self._operands, strict=True)
@@ -245,7 +246,8 @@ class TorchCall(WideCall):
         with (
             capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _capture_errors(),
             torch.fx.traceback.preserve_node_meta(), _RecordLines(), _RefuseWrites(),
-            # TorchDynamo, which captures control flow, would turn a float whose value changes into an operand, which has no value here.
+            # TorchDynamo captures the branches of torch.cond and the like. Without this setting it would turn a Python float that changed
+            # since the last trace into an extra input of the branch, for which there is no value here.
             torch._dynamo.config.patch(specialize_float=True),
         ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
@@ -263,18 +265,18 @@ def _copy_source(node: Node) -> Node:
 def _transposed(
     pull_back: Callable[..., list[Array]], residual_count: int, cotangents: Sequence[jax.ShapeDtypeStruct]
 ) -> Callable[..., list[Array]]:
-    """Returns the transpose of a function: it takes residuals and tangents of operands, and returns the tangents of results.
+    """Returns the transpose of `pull_back`: a function that takes residuals and tangents of operands, and returns tangents of results.
 
     Args:
         pull_back: Takes residuals and cotangents of results, and returns the cotangents of operands. It is linear in the cotangents.
         residual_count: The number of residuals.
-        cotangents: Shapes and dtypes of the cotangents.
+        cotangents: Shapes and dtypes of the cotangents of results.
     """
 
     def push_forward(*operands: Array) -> list[Array]:
         residuals, tangents = operands[:residual_count], operands[residual_count:]
         zeros, axes = [lax.full(item.shape, 0, item.dtype) for item in cotangents], axes_of(operands)
-        # pull_back is linear, so that its transpose by jax.vjp is the forward derivative.
+        # pull_back is the transpose of the forward derivative. It is linear, so jax.vjp can transpose it back at any point, here zeros.
         transposed = jax.vjp(lambda *values: varying(pull_back(*residuals, *values), axes), *varying(zeros, axes))[1]
         return list(transposed(list(tangents)))
 
@@ -340,7 +342,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _check_constants(graph: GraphModule) -> None:
-    """Checks the tensors that the graph has as constants.
+    """Checks the tensors that the graph, apart from its branches and loop bodies, has as constants.
 
     Raises:
         CaptureError: A tensor is left over from an earlier trace, or requires a gradient.
@@ -361,12 +363,12 @@ def _check_constants(graph: GraphModule) -> None:
 
 
 def _foreign_tensor_error(tensor: torch.Tensor, location: str) -> CaptureError:
-    """Returns the error for a tensor with a gradient that is not an operand of the function. `location`: the user's line, or ""."""
+    """Returns the error for a tensor that requires a gradient but is not an operand of the function. `location`: the user's line, or ""."""
     kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor with requires_grad"
     return CaptureError(
-        f"the function reads a {kind} that is not one of its own: its value would be a constant, without a gradient",
+        f"the function reads a {kind} that is not among its arguments: its value would be a constant, without a gradient",
         where=location,
-        hint="give to_jax the module that owns it, or pass it as an argument; if the module filled a cache with it, empty the cache",
+        hint="give to_jax the module that owns it, or pass it as an argument; if the module cached it, empty the cache",
     )
 
 

@@ -60,13 +60,13 @@ def to_jax(
         function: The module or function, compiled by `torch.compile` or not.
         method: The name of the module's method to convert, e.g. "encode". None: a call of the module.
         dtype: The dtype of a module's floating-point parameters and buffers, as in `module.to(dtype)`.
-        share: True: on the CPU, `params` and `buffers` use the module's own memory, without copies. JAX assumes that arrays never change:
-            while these arrays exist, the module's parameters and buffers must not be written to (no optimizer step, no `load_state_dict`,
-            no batch norm in training mode).
+        share: True: on the CPU, `params` and `buffers` use the module's own memory, without copies, except of integers that 32-bit JAX
+            narrows. JAX assumes that arrays never change: while these arrays exist, the module's parameters and buffers must not be written
+            to (no optimizer step, no `load_state_dict`, no batch norm in training mode).
         device: The device of the tensors that a function takes. "cpu": the function is captured as a graph, once for each combination of
             shapes. "jax", after `dynaxla.device.enable()`: the function runs each time that JAX calls or traces it, and its ops become part
-            of JAX's program. It may be compiled, and must not draw random numbers. Tensors in its closure, such as parameters, are
-            constants. `jax.grad` calls torch's autograd. Eager mode's checks of a tensor's values are not performed.
+            of JAX's program. Such a function may be compiled, and must not draw random numbers. Tensors in its closure, such as parameters,
+            are constants. `jax.grad` calls torch's autograd. Eager mode's checks of a tensor's values are not performed.
 
     Raises:
         ArgumentError: `function` is not callable, or the module has no such method.
@@ -115,7 +115,7 @@ def _method(module: nn.Module, function: Any, name: str | None) -> Any:
 
 
 class _CapturedFunction:
-    """Base class of torch functions as JAX functions. It caches captured graphs by the signature of a call."""
+    """Base class of torch functions as JAX functions. Caches captured graphs by the arguments' structure, shapes, dtypes and constants."""
 
     def __init__(self, name: str, state_changes: StateChangeDetector) -> None:
         self._state_changes = state_changes
@@ -135,7 +135,7 @@ class _CapturedFunction:
         Args:
             run: The torch function. Takes a list of tensors for the state, then args and kwargs with tensors in place of arrays. Returns
                 the result and the new values of the buffers.
-            state: For each parameter and buffer, by name, its array and the operand of the graph that it is passed to.
+            state: For each parameter and buffer, by name, the array and the graph's operand for the array.
             args: The arguments of the call, with arrays.
             kwargs: The keyword arguments of the call, with arrays.
             rng: The key of `jax.random`, or None.
@@ -220,9 +220,9 @@ class JaxFunction(_CapturedFunction):
 class JaxModule(_CapturedFunction):
     """A torch module as a pure function of its parameters: `jax_fn(params, *args, rng=None, buffers=None, **kwargs)`.
 
-    The function has the training or evaluation mode that the module had at conversion. After a later `module.eval()` or `.train()`, the
-    next call that is traced raises; a program that `jax.jit` has compiled already does not change. If other state that the module reads has
-    changed, the next call that is traced runs the module's Python code again.
+    The function has the training or evaluation mode that the module had at conversion. After a later `module.eval()` or `.train()`, a call
+    raises CaptureError. If other state that the module reads has changed, the next call runs the module's Python code again. Neither holds
+    for a program that `jax.jit` has compiled already: it does not change.
 
     Attributes:
         initial: The module's parameters at conversion, by name.
@@ -378,10 +378,10 @@ class _ForwardModule(nn.Module):
 
 @contextlib.contextmanager
 def _refuse_kept_tensors(module: nn.Module) -> Iterator[None]:
-    """Raises at the end of the context if the module keeps a tensor that was computed inside, which is invalid after the trace.
+    """Refuses code in the context that stores a tensor in an attribute of the module: the trace's tensors are invalid after the trace.
 
     Raises:
-        CaptureError: The module has kept a tensor. Its attributes are restored.
+        CaptureError: At the end of the context, the module has kept a tensor. The module's attributes have been restored.
     """
     before = [(name, inner, dict(vars(inner)), _containers(inner)) for name, inner in module.named_modules()]
     errors = []
@@ -406,7 +406,7 @@ def _refuse_kept_tensors(module: nn.Module) -> Iterator[None]:
         raise CaptureError(
             f"{errors[0]}, and a JAX function has no state",
             hint="return it, or register it as a buffer and write to that; "
-            "a cache in eval mode is constant if it is full: call the module under torch.no_grad() before",
+            "if it is a cache that is filled once, fill it before: call the module under torch.no_grad()",
         )
 
 
@@ -469,7 +469,7 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
     Args:
         name: The name of the parameter or buffer, for errors.
         tensor: Its value.
-        share: True if the array must use the tensor's memory.
+        share: True if the array must use the tensor's memory. It is copied all the same if 32-bit JAX narrows its dtype.
     """
     wide = dtypes.to_jax(tensor.dtype)
     dtype = wide if jax.config.jax_enable_x64 else narrowed(wide)
@@ -481,9 +481,7 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
         )
     if share and dtype == wide:
         if tensor.device.type != "cpu":
-            raise OptionError(
-                f"option share: {name} is on {tensor.device}", hint="leave share out: parameters on other devices than the CPU are copied"
-            )
+            raise OptionError(f"option share: {name} is on {tensor.device}", hint="leave share out: only CPU memory can be shared")
         try:
             return jax.dlpack.from_dlpack(tensor, copy=False)
         except Exception as error:
@@ -498,12 +496,15 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
 
 
 def _key_data(rng: Any, name: str, location: str) -> Array:
-    """Returns the data of a threefry key for one call, uint32[2], derived from the user's key, which may be of another generator.
+    """Returns the data of a threefry key for one call, as uint32[2], derived from the user's key.
 
     Args:
-        rng: The user's key.
+        rng: The user's key, of any of JAX's generators, or None.
         name: The function's name, for errors.
         location: The user's line that draws random numbers, for errors.
+
+    Raises:
+        ArgumentError: `rng` is None or not a key.
     """
     if rng is None:
         raise ArgumentError(
@@ -516,14 +517,14 @@ def _key_data(rng: Any, name: str, location: str) -> Array:
 
 
 class _TensorPlaceholder:
-    """The type of `_TENSOR`, which stands for a tensor in the structure of a result."""
+    """The type of `_TENSOR`, the placeholder of a tensor in the structure of a result."""
 
 
 _TENSOR = _TensorPlaceholder()
 
 
 def _flatten_result(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Returns a result with `_TENSOR` in place of its tensors, in containers that JAX knows. Appends the tensors to `tensors`."""
+    """Returns a result with `_TENSOR` in place of its tensors, in dicts, lists and tuples. Appends the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TENSOR

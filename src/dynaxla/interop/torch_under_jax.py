@@ -57,7 +57,7 @@ def as_jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def _differentiable(flat: FlatFunction) -> Callable[..., Any]:
     """Converts `flat` to a function of arrays whose derivative comes from torch's autograd.
 
-    The backward pass calls `flat` again. It is itself a function from `_differentiable`, so derivatives of any order work.
+    The backward pass calls `flat` again, and is itself converted by `_differentiable`, so derivatives of any order work.
     """
 
     @jax.custom_vjp
@@ -88,7 +88,7 @@ def _differentiable(flat: FlatFunction) -> Callable[..., Any]:
 def _pull_back(
     flat: FlatFunction, operands: list[torch.Tensor], wanted: Sequence[int], cotangents: dict[int, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Returns the gradients of some operands. They are differentiable if the operands or the cotangents are.
+    """Returns the gradients of some operands. The gradients are differentiable if an operand or a cotangent requires a gradient.
 
     Args:
         flat: The function.
@@ -116,9 +116,9 @@ def _pull_back(
 
 @contextlib.contextmanager
 def _without_draws(arrays: Sequence[Any]) -> Any:
-    """A context in which a torch function runs on arrays or tracers, and draws of random numbers raise.
+    """A context in which a torch function runs on arrays or tracers, and in which it raises if it draws random numbers.
 
-    Without this, the forward and the backward pass would draw different numbers, and each call of a compiled program would draw the same
+    Otherwise the forward and the backward pass would draw different numbers, and each call of a compiled program would draw the same
     numbers again.
     """
     if any(map(is_tracer, arrays)):
@@ -132,10 +132,10 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
 
     Args:
         array: The array or tracer.
-        device: The torch device; None for the device of the array.
+        device: The torch device, "jax" or "jax:N"; None for the device of the array.
 
     Raises:
-        UnsupportedTensor: The device "jax" is not enabled, or the array is on several devices or on another one.
+        UnsupportedTensor: The device "jax" is not enabled, torch has no such dtype, or the array is on several devices or not on `device`.
     """
     dtype = torch_dtype(array.dtype, "the array")
     if not devices.holds_arrays(storages.NAME):
@@ -166,7 +166,7 @@ def array_of(tensor: torch.Tensor) -> Any:
 
 @jax.custom_jvp
 def not_differentiable(array: jax.Array) -> jax.Array:
-    """Returns the array, and raises if JAX differentiates it: JAX does not know torch's `detach`, `no_grad` and custom gradients."""
+    """Returns the array, and raises if JAX differentiates this function: JAX's derivative would ignore torch's `detach` and `no_grad`."""
     return array
 
 

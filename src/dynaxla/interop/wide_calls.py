@@ -1,8 +1,8 @@
 """A JAX primitive whose body keeps 64-bit numbers even under 32-bit JAX, and which takes custom derivatives.
 
 Under 32-bit JAX (`jax_enable_x64` is off) a program cannot hold 64-bit numbers: JAX narrows them when it lowers a traced function. torch's
-programs use many 64-bit numbers, such as indices. So a torch function is one JAX primitive in a JAX program: its body is traced,
-differentiated, batched and lowered with 64 bits, and its operands and results have the dtypes of the user's JAX.
+programs use many 64-bit numbers, such as indices. So a torch function is one JAX primitive in a JAX program: the body of the primitive is
+traced, differentiated, batched and lowered with 64 bits, and its operands and results have the dtypes of the user's JAX.
 
 The primitive takes custom derivatives, since the derivative of a torch function comes from torch's autograd, not from JAX's rules.
 """
@@ -37,7 +37,7 @@ _call.multiple_results = True
 class WideCall:
     """A function of arrays that JAX's programs can call as one primitive.
 
-    It may be linear in its last operands, the linear operands. The operands before them are the fixed operands.
+    The function may be linear in its last operands, called the linear operands. The operands before them are the fixed operands.
 
     Args:
         run: Takes the fixed operands, then the linear operands, if any, and returns arrays.
@@ -132,9 +132,9 @@ def axes_of(arrays: Sequence[Any]) -> frozenset[str]:
 
 
 def varying(arrays: Sequence[Any], axes: frozenset[str]) -> list[Any]:
-    """Marks arrays as varying along mesh axes, inside `jax.shard_map`. JAX requires this of arrays that meet arrays varying along them.
+    """Marks arrays as varying along mesh axes, inside `jax.shard_map`. JAX requires that all operands of an op vary along the same axes.
 
-    JAX then sums the cotangent of an array that is the same on all devices along the axes.
+    The transpose of this operation sums the cotangent of each newly marked array over the devices along the axes.
     """
     missing = [tuple(sorted(axes - axes_of([array]))) for array in arrays]
     return [lax.pcast(array, names, to="varying") if names else array for array, names in zip(arrays, missing, strict=True)]
@@ -281,6 +281,6 @@ mlir.register_lowering(_call, _lower)
 
 
 def narrowed(dtype: dtypes.DType) -> dtypes.DType:
-    """Returns the dtype that 32-bit JAX uses in place of a dtype."""
+    """Returns the dtype to which 32-bit JAX converts a dtype, such as int32 for int64; other dtypes stay as they are."""
     narrow = NARROW_DTYPES.get(np.dtype(dtype).name)
     return np.dtype(dtype if narrow is None else narrow)

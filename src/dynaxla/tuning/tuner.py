@@ -21,12 +21,12 @@ from ..observe import metrics
 from ..runtime import machine, meshes, private, programs
 from ..runtime.store import Store
 
-# The seconds after which no further round begins. In a round each implementation of the problem is called once.
+# In a round each implementation of the problem is called once. After these seconds, and the minimum of rounds, no further round begins.
 _MAX_SECONDS = 0.3
 _MINIMUM_ROUNDS = 3
 _MAXIMUM_ROUNDS = 50
-# The expected implementation is the one that is chosen without measurements. Another one is chosen only if it takes less than this fraction
-# of the expected one's time: a smaller gain is noise, or is lost among the other parts of the program.
+# The expected implementation is the one that is chosen without measurements. Another implementation is chosen only if it takes at most this
+# fraction of the expected one's time: a smaller gain is noise, or does not matter next to the rest of the program.
 _WORTHWHILE = 0.95
 
 
@@ -38,7 +38,7 @@ class Measurement:
         op: the op's name.
         problem: the problem's shapes and arguments, as readable text.
         machine: the name of the machine.
-        seconds: the time of the median call, by implementation; None for an implementation that XLA rejected.
+        seconds: the median seconds of a call, by implementation; None for an implementation that XLA rejected.
         expected: the implementation that would be chosen without measuring.
         chosen: the implementation to use.
     """
@@ -89,7 +89,7 @@ class Tuner:
         self.machine = machine.machine_name(device)
 
     def choose(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
-        """Returns the fastest implementation that supports a problem, or the expected one for a problem that cannot be measured.
+        """Returns the fastest implementation; the expected one if the problem cannot be measured, or too little is saved (`_WORTHWHILE`).
 
         Raises: CompilationError if XLA rejects all implementations.
         """

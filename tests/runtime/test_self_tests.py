@@ -156,4 +156,4 @@ print(sorted(state for state in private.fast_paths().values() if state != "live"
     )
     output = run_script(program, XLA_FLAGS=quick_compilation.flags())
     assert output.count("gated: TypeError: it takes other arguments now") == gated, output
-    assert ("gated: the public way to import memory" in output) == ("to_buffer" in changed)
+    assert ("gated: the public function imports torch's memory" in output) == ("to_buffer" in changed)

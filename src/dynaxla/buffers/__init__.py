@@ -1,7 +1,7 @@
-"""Conversion of torch tensors to a program's input arrays, and of its result arrays to torch tensors.
+"""Conversion of torch tensors to the input arrays of an XLA program, and of the program's result arrays to torch tensors.
 
 protocol.py      the interfaces `Buffers` (a graph with concrete sizes) and `Binding` (a compiled program)
-output_plan.py   the input or program result in whose memory each output of a graph is
+output_plan.py   the plan of a graph's outputs: the input or program result whose memory each output uses
 native.py        the implementation for torch's own memory, on the CPU and on NVIDIA GPUs
 arguments.py     imports of a call's tensors as arrays that share their memory
 device_kinds.py  the registry of implementations for other torch devices, such as the device "jax"

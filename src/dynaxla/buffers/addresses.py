@@ -1,8 +1,8 @@
-"""Functions that depend on memory addresses. No address leaves this package: callers get answers or opaque, comparable values.
+"""Functions that depend on memory addresses. No address leaves this package: other packages get answers, distances or opaque values.
 
 torch may free a tensor's memory and allocate another tensor at the same address. Code that compares addresses at two points in time must
-therefore exclude that memory was freed in between, or must be correct also if it was. An alias of a parameter, for example, is correct for
-any tensor at its address, because a program reads the content that the memory has during the call.
+therefore exclude that the memory was freed in between, or must be correct also if it was. For example, an alias of a parameter (see
+`import_alias`) is correct for any tensor at its address, because a program reads the content that the memory has during the call.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ AddressSnapshot = NewType("AddressSnapshot", object)
 
 _data_ptr = torch.Tensor.data_ptr
 
-# `address` gives storages in XLA's memory numbers that are multiples of this one. No storage has as many bytes, so ranges never overlap.
+# `address` numbers the storages in XLA's memory by multiples of this distance. No storage has so many bytes, so their ranges never overlap.
 _STORAGE_DISTANCE = 1 << 50
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Returns the address of a tensor's first element. For a tensor in XLA's memory: a number derived from its storage and offset."""
+    """Returns the address of a tensor's first element; for a tensor in XLA's memory, a number derived from its storage id and offset."""
     if devices.is_in_xla(tensor.device):
         return private.storage_id(tensor) * _STORAGE_DISTANCE + int(tensor.storage_offset()) * tensor.itemsize
     return _data_ptr(tensor)
@@ -94,8 +94,8 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], device: jax.Device) -> jax.Array:
     """Returns a jax.Array that shares the memory of a torch tensor and does not keep the memory alive.
 
-    The caller must check before every use of the array that a live tensor still has this address. If this torch lacks the private function
-    `Fast.storage_at`, the array does keep the memory alive.
+    Before every use of the array, the caller must check that a live tensor still has this address. If `Fast.storage_at` is None, the array
+    keeps the memory alive after all.
 
     Args:
         tensor: The tensor; its memory is aligned (`is_aligned`).
@@ -112,15 +112,15 @@ def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[in
 
 
 # Results of at most this many bytes are copied into torch's own memory, because torch cannot resize XLA's memory. The copy takes 0.8 to 1.3
-# microseconds more than sharing (Intel Xeon, AVX512, torch 2.13, 2026-11-27). For much larger results it would take longer than the call.
+# microseconds more than sharing (Intel Xeon, AVX512, torch 2.13, 2026-11-27). Copying far larger results would take longer than the call.
 _MAX_COPIED_BYTES = 16 << 10
 
 
 def exporter(example: torch.Tensor) -> Callable[[jax.Array], torch.Tensor]:
     """Returns a function that converts one result of a program to a torch tensor.
 
-    A small result is copied into torch's own memory, which torch can resize. A large one stays in XLA's memory. The program must have run
-    in the calling thread: the copy does not wait for the result.
+    A result of at most `_MAX_COPIED_BYTES` is copied into torch's own memory. A larger result stays in XLA's memory. The program must have
+    run in the calling thread, because the copy does not wait for the result.
 
     Args:
         example: The same result of an earlier call: a CPU tensor in XLA's memory. Its shape, strides and dtype hold for all calls.

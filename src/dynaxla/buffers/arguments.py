@@ -1,9 +1,8 @@
 """Imports a call's torch tensors as the arrays that an executable reads.
 
-An *alias* is a jax.Array that shares a tensor's memory without owning it. A later call may use the alias again if the tensor that it gets
-has the same metadata (shape, strides, dtype, device) and the same `data_ptr()`. The tensor object may be another one. Every call compares
-the metadata and the addresses, so an alias need not keep the memory alive. A program sees in-place updates of a parameter, because it reads
-the parameter's own memory.
+An *alias* is a jax.Array that shares a tensor's memory without owning it. A later call may use the alias again if the call's tensor has the
+same metadata (shape, strides, dtype, device) and the same `data_ptr()`, even if it is another tensor object. Every call compares metadata
+and addresses, so an alias need not keep the memory alive. Through an alias, a program sees in-place updates of a parameter.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _data_ptr = torch.Tensor.data_ptr
 
 @dataclass(frozen=True)
 class ExpectedInput:
-    """One input of the executable: the tensor for which it was compiled.
+    """An input of the executable, as the executable was compiled for it.
 
     Attributes:
         shape, stride, dtype: The shape, strides and dtype of the tensor for which the program was compiled.
-        layout: The layout of that tensor's distinct elements.
+        layout: The memory order of that tensor.
         static: True if the tensor is a module's parameter or buffer, whose address hardly ever changes.
         is_unpacked: True if the program takes an array with the tensor's own shape and strides. False if it takes the packed array, as
             `Layout` describes it.
@@ -56,14 +55,14 @@ class ExpectedInput:
 
 
 class _LastCall(NamedTuple):
-    """The addresses and aliases of the last call. Replaced as a whole, never mutated, because calls may run concurrently.
+    """The addresses and aliases of the last call. The tuple is replaced as a whole, never mutated, because calls may run concurrently.
 
     Attributes:
         matches: Called with the tensors of a new call; returns true if they have the metadata of the last call's tensors.
         pointers: The address of each tensor.
         aliases: The alias of each tensor; None for a tensor that must be imported at each call.
         unaliased: The indices of the tensors without an alias.
-        copied: For each tensor, True if it does not match the executable's parameter. Such a tensor is copied at each call.
+        copied: For each tensor, True if `_prepare` copies it at each call, because it does not match the executable's input.
     """
 
     matches: Callable[..., bool]
@@ -76,7 +75,8 @@ class _LastCall(NamedTuple):
 class Arguments:
     """Imports the tensors of one executable's calls. Thread-safe.
 
-    On a GPU, the arrays and copies that this class makes are not ordered after torch's work; the caller must do that (runtime/streams.py).
+    On a GPU, the returned arrays do not make a program wait for torch's work on their memory, such as the copies that this class makes. The
+    caller must do that (runtime/streams.py).
     """
 
     def __init__(self, parameters: Sequence[ExpectedInput], torch_device: torch.device, device: jax.Device) -> None:
@@ -89,8 +89,9 @@ class Arguments:
         """Returns one array per tensor, in the layout for which the executable was compiled.
 
         Raises:
-            DynaxlaError: A tensor has another shape, dtype or device than the executable's input, or is not expanded (stride 0) in a
-                dimension in which that input is.
+            DynaxlaError: A tensor has another shape or dtype than the executable's input. Or it is on another device, and is not one of
+                the small CPU tensors that are copied (`is_device_agnostic`). Or the executable's input is expanded (stride 0) in a
+                dimension in which the tensor is not.
             UnsupportedTensor: A tensor is a fake tensor.
         """
         if not tensors:
@@ -100,11 +101,11 @@ class Arguments:
             return self._import_all(tensors)
         pointers, last_pointers = list(map(_data_ptr, tensors)), last.pointers
         to_import, have_moved = last.unaliased, pointers != last_pointers
-        if have_moved:  # a tensor without an alias may move, since each call imports it again
+        if have_moved:  # a new address of a tensor without an alias does not matter, since each call imports the tensor
             last_pointers_of_aliases = last_pointers.copy()
             for index in to_import:
                 last_pointers_of_aliases[index] = pointers[index]
-            if last_pointers_of_aliases != pointers:  # the tensor of an alias has another address
+            if last_pointers_of_aliases != pointers:  # a tensor with an alias has another address
                 to_import = [index for index, alias in enumerate(last.aliases) if alias is None or pointers[index] != last_pointers[index]]
         elif not to_import:
             return last.aliases
@@ -136,7 +137,7 @@ class Arguments:
         return [array for array, _ in imported]
 
     def _prepare(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor itself if it matches the executable's parameter, else a copy that matches. Raises: see `arrays`."""
+        """Returns the tensor itself if it matches the executable's input at this index, else a copy that matches. Raises: see `arrays`."""
         parameter = self.parameters[index]
         expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
         if isinstance(tensor, FakeTensor):
@@ -179,7 +180,7 @@ class Arguments:
             index: The index of the parameter.
             tensor: The tensor, as `_prepare` returns it.
             seen_before: True if the tensor has the same address as at the last call.
-            copied: True if the tensor is a copy that was made for this call. Only the returned array keeps its memory alive.
+            copied: True if the tensor is a copy that was made for this call. It gets no alias, which would not keep the copy alive.
         """
         parameter = self.parameters[index]
         layout = parameter.layout

@@ -28,16 +28,16 @@ class BufferRequest:
     """The arguments for creating the buffers of a graph.
 
     Attributes:
-        interpreter: The graph.
-        symbols: The values of its symbolic sizes.
+        interpreter: The graph's interpreter.
+        symbols: The values of the graph's symbolic sizes.
         args: The inputs of a call for which the program is compiled.
-        phase: The pass that the graph computes: inference, forward or backward.
+        phase: The pass that the graph computes: "inference", "forward" or "backward".
         device: The device, for torch and for JAX.
-        storages: The graph's storages.
+        storages: The storages of the graph's values in eager mode.
         rederived_outputs: See `AtenGraph`.
-        donate: True if inputs that the graph writes to may be donated to the program, which then writes in place.
-        planned: True if the program will not run, so that inputs may be planned for a virtual mesh.
-        reports_late: True if calls do not wait for the program's checks.
+        donate: True if the arrays of inputs that the graph writes to may be donated, so that the program writes to them in place.
+        planned: True if the program is only compiled, not run. Its inputs may then be placed on a virtual mesh.
+        reports_late: True if calls do not wait for the outcome of the program's checks (runtime/late_checks.py).
     """
 
     interpreter: Interpreter
@@ -65,7 +65,7 @@ class DeviceKind(Protocol):
         """
 
     def planned_shardings(self, args: Sequence[Any]) -> Any:
-        """Returns a hashable description of the shardings of a call's inputs: on a mesh, or those planned for a virtual mesh."""
+        """Returns a hashable description of the shardings of a call's inputs on a mesh or a virtual mesh (see `planned`)."""
 
     def outputs_without_values(
         self, binding: Binding, args: list[Any], result_shardings: Sequence[tuple[tuple[int, ...], Any]]
@@ -84,7 +84,7 @@ class DeviceKind(Protocol):
     def layout_signature(self, args: Sequence[Any]) -> Any:
         """Returns a hashable description of the layout of a call's inputs in their storages.
 
-        If a binding raises `LayoutMismatch` for some inputs, their signature differs from that of the inputs it was compiled for.
+        Inputs for which a binding raises `LayoutMismatch` have another signature than the inputs for which its program was compiled.
         """
 
 

@@ -1,7 +1,7 @@
 """Finds writes to views that AOTAutograd would lose or get wrong, and raises an exception during the trace.
 
-AOTAutograd replaces a write to a view by a new value of the view's base, and derives each view from the new base. For some views, which
-eager mode lets a program write to, this replacement gives wrong results (with torch's own backends, too):
+AOTAutograd replaces a write to a view by a new value of the view's base, and derives each view from the new base. For some views to which
+eager mode can write, this replacement gives wrong results (with torch's own backends, too):
 
 - `unfold` with gaps between the windows: the elements in the gaps would become zero.
 - Views that repeat elements (`expand`, and `as_strided` or `unfold` with overlapping windows): several values written to one element would
@@ -10,8 +10,8 @@ eager mode lets a program write to, this replacement gives wrong results (with t
   would find other elements in the new value.
 
 AOTAutograd traces the forward and the backward pass as one graph, in which each tensor has one final value. If both passes write to an
-input, it would have the value from the backward pass right after the forward pass, or would be written twice. If the backward pass writes
-to a tensor that the forward pass created, a second backward pass would not see the write.
+input, the input would have its value from the backward pass already after the forward pass, or would be written twice. If the backward pass
+writes to a tensor that the forward pass created, a second backward pass would not see the write.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..runtime import private
 from ..torch_ops import aten
 from .overlaps import has_internal_overlap
 
-# Returns why a write to a view would be lost; None if the write would not be lost.
+# Returns the reason why a write to a view would be lost, as a clause about the view; None if the write would not be lost.
 Reason = Callable[[], str | None]
 
 _WRITE_IN_ONE_PASS = "write to it in only one of the passes, or keep the function out of the graph with torch.compiler.disable"
@@ -63,11 +63,11 @@ class LostWrites(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        # By id: views to which a write may be lost, and tensors on which `as_strided` was called. The dicts keep the tensors alive, so that
-        # no id is reused.
+        # By the tensor's id: the views to which a write may be lost, with the reasons, and the tensors on which `as_strided` was called.
+        # The dicts keep the tensors alive, so that no id is reused.
         self._views: dict[int, tuple[torch.Tensor, tuple[Reason, ...]]] = {}
         self._as_strided_sources: dict[int, FunctionalTensor] = {}
-        # The memory that the forward pass has created or written to.
+        # The storages that the forward pass has created or written to.
         self._forward_memory: set[StorageWeakRef] = set()
         # The id of the backward pass that is running when the trace begins (-1 if none is). During the trace, another id means that the
         # backward pass of the traced function is running.
@@ -75,7 +75,7 @@ class LostWrites(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Returns True, so that torch.compile ignores this mode (see TorchDispatchMode)."""
+        """Returns True, so that torch turns this mode off while torch.compile compiles a function (see TorchDispatchMode)."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -195,7 +195,8 @@ def _check_eager_strides(tensor: FunctionalTensor) -> None:
         is_same = is_same and statically_known_true(value.storage_offset() == tensor.storage_offset())
     if not is_same:
         raise LostWrite(
-            "it calls aten.as_strided on a tensor that it writes to, and the strides of that tensor differ from those in eager mode"
+            "it calls aten.as_strided on a tensor that it writes to, and in the graph that tensor has other strides, or another storage "
+            "offset, than in eager mode"
         )
 
 

@@ -49,8 +49,8 @@ class NativeBuffers(Buffers):
     """Buffers in torch's memory, on one device. No array is donated, because XLA would copy a donated buffer that torch owns.
 
     Args:
-        interpreter: The graph.
-        symbols: The values of its symbolic sizes.
+        interpreter: The graph's interpreter.
+        symbols: The values of the graph's symbolic sizes.
         args: The inputs of a call for which the program is compiled.
         static: The positions of parameters and buffers of modules, whose addresses hardly ever change.
         phase: The pass that the graph computes. A tensor that a forward program saves for a backward program may have other strides than in
@@ -58,7 +58,7 @@ class NativeBuffers(Buffers):
         device: The device, for torch and for JAX.
         reorders: True if the program chooses the memory order of results that only the backward graph reads (see `Buffers.free_results`).
         waits_for_checks: See `AtenGraph`.
-        open_inputs: The inputs whose memory order XLA chooses, and the orders if an earlier program has chosen them.
+        open_inputs: The inputs whose memory orders XLA chooses, and the orders if XLA has chosen them for an earlier program.
         storages: The graph's storages; computed from the graph if None.
     """
 
@@ -94,11 +94,11 @@ class NativeBuffers(Buffers):
             spec = self.specs[position]
             order = open_inputs.orders.get(position) if open_inputs is not None and open_inputs.orders is not None else None
             self.specs[position] = dataclasses.replace(spec, stride=_dense_layout(spec, order).strides)
-        # Results that only the backward pass reads may keep the memory order in which they were computed.
+        # A result that only the backward graph reads may keep the memory order in which the program has computed it.
         self.free_results = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = device.torch_device.type == "cuda"
-        # `_protected`: the position of the input that a buffer will be written to, by the buffer's index (see `protect_inputs`).
+        # `_protected`: by a buffer's index, the position of the input to which the caller will copy the buffer (see `protect_inputs`).
         self._protected, has_unprotected = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
         self._waits_for_checks = waits_for_checks or has_unprotected
         # The positions of the program's arguments. Inputs without elements are created inside the program. Inputs that only outputs alias
@@ -115,7 +115,7 @@ class NativeBuffers(Buffers):
         self.open_inputs = {
             self._arguments.index(position) + first: position for position in open_positions if is_open and position in self._arguments
         }
-        self._unpacked: frozenset[int] = frozenset()  # the positions of arguments in the order that XLA has chosen
+        self._unpacked: frozenset[int] = frozenset()  # the positions of the inputs whose memory orders XLA has chosen
         self.numbers: Sequence[Node] = [
             output.node for output in self._outputs if isinstance(output, NonTensor) and output.node is not None
         ]
@@ -172,17 +172,17 @@ class NativeBuffers(Buffers):
                 result = result.clone()
                 storage = private.storage_id(result)
             used_storages.add(storage)
-            # To autograd, the result of a program is not a view. So this result must not be a view either.
+            # To autograd, a program's result is not a view. So this result, which torch has computed, must not be a view either.
             results.append(transfer.reinterpret(result, result.shape, result.stride()) if result._is_view() else result)
         return results
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:
-        """Finds the outputs that will be written to inputs after the call.
+        """Finds the outputs that AOTAutograd copies to inputs after the call.
 
         Returns:
-            The position of the written input, by the index of the buffer that has exactly the input's new value. And True if there are
-            further outputs that will be written, which `protect_inputs` cannot protect: their values are not buffers of the input's shape
-            and dtype.
+            A dict from the index of a buffer that is exactly an input's new value to the position of that input. And True if other outputs
+            are copied to inputs, too. `protect_inputs` cannot protect these inputs, because no buffer of the input's shape and dtype has
+            the new value.
         """
         protected: dict[int, int] = {}
         has_unprotected = False
@@ -226,7 +226,7 @@ class NativeBuffers(Buffers):
         )
 
     def _set_layout(self, index: int, layout: Layout) -> None:
-        """Changes the layout of a buffer, and of the outputs in it."""
+        """Changes the layout of a buffer, and the strides of the outputs in the buffer."""
         spec = dataclasses.replace(self._buffers[index].spec, stride=layout.strides)
         self._buffers[index] = dataclasses.replace(self._buffers[index], spec=spec, layout=layout)
         self._outputs = [
@@ -239,7 +239,7 @@ class NativeBuffers(Buffers):
         return NativeBinding(arguments, self._positions, self._assembler(numbers), self._device, self._draws_random, self._waits_for_checks)
 
     def _parameters(self) -> list[ExpectedInput]:
-        """Returns the program's parameters after the seed."""
+        """Returns the program's inputs, without the seed."""
         result = []
         for position in self._arguments:
             spec = self.specs[position]
@@ -265,17 +265,17 @@ def assembler(
     phase: Phase,
     numbers: dict[Node, Any],
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
-    """Returns a function that assembles a graph's outputs. Its arguments are the program's results, as packed tensors, and input tensors.
+    """Returns a function of the program's results (as packed tensors) and of input tensors that assembles the graph's outputs.
 
     Args:
         outputs: The plan of the graph's outputs.
-        nodes: The output nodes, one for each of `outputs`.
+        nodes: The graph's outputs: a node or a constant for each of `outputs`.
         buffers: The program's results.
         specs: The specs of the inputs, by position.
         positions: The positions, among the graph's inputs, of the input tensors that the function gets.
         device: The graph's device.
         phase: The pass that the graph computes.
-        numbers: The values of nodes that are returned as numbers.
+        numbers: The values of the nodes that the graph returns as numbers.
     """
     owners = _owners(outputs, nodes, buffers)
     buffer_views = [_BufferView(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
@@ -287,7 +287,7 @@ def assembler(
     uses = Counter(output.buffer for node, output in dict(zip(nodes, outputs, strict=True)).items() if isinstance(output, FromBuffer))
     for node, output in zip(nodes, outputs, strict=True):
         if isinstance(node, Node):
-            # A node that is returned twice gives the same tensor twice, unless one of the outputs is in an input's memory.
+            # A node that is returned twice gives the same tensor twice, unless only one output is in an input's memory (device "jax").
             key = node, output if isinstance(output, FromInput) else None
             maker_of_output.append(maker_by_key.setdefault(key, len(makers)))
             if maker_of_output[-1] < len(makers):
@@ -317,15 +317,15 @@ def assembler(
 
 
 class NativeBinding:
-    """See `protocol.Binding`. It keeps the aliases of its last call's tensors (see `Arguments`).
+    """The implementation of `protocol.Binding` for torch's memory. It keeps the aliases of its last call's tensors (see `Arguments`).
 
-    On a GPU, XLA's stream waits for torch's before a program, and torch's current stream waits for XLA's after it. The host waits only if
-    `waits_for_checks` is set (see `AtenGraph`) and the program has checks.
+    On a GPU, XLA's stream waits for torch's stream before a program runs, and torch's current stream waits for XLA's stream afterwards. The
+    host waits only if `waits_for_checks` is true and the program has checks.
 
     Args:
         arguments: Imports the program's arguments.
         positions: The positions of a call's tensors among the graph's inputs: the program's arguments, then inputs that only outputs alias.
-        outputs: Assembles the graph's outputs (see `assembler`).
+        outputs: The function that assembles the graph's outputs (see `assembler`).
         device: The device, for torch and for JAX.
         draws_random: True if the program draws random numbers, so that each call needs a new seed.
         waits_for_checks: See `AtenGraph`.
@@ -367,7 +367,7 @@ class NativeBinding:
         if not self._draws_random and not self._on_gpu:
             return arrays
         seed = seeds.seed(self._device.torch_device) if self._draws_random else _unused_seed(self._device.torch_device)
-        # The seed is imported after the other arguments, so that the program also waits for torch's copies of these.
+        # The seed is imported last, so that the program also waits for the copies that torch has made of other arguments.
         stream = self._streams.stream_for_import() if self._on_gpu else None
         return (transfer.import_tensor(seed, self._device.jax_device, stream), *arrays)
 
@@ -384,7 +384,7 @@ class NativeBinding:
     def _make_exporters(self, results: Sequence[jax.Array]) -> list[Callable[[jax.Array], torch.Tensor]]:
         """Returns, for each result, a function that converts it to a tensor.
 
-        A result on JAX's own client may not be computed yet, so it is not copied.
+        A program on JAX's own client may still be running, so its results are not copied (see `exporter`).
         """
         if not clients.is_own(self._device.jax_device):
             return [transfer.export_array for _ in results]
@@ -424,10 +424,10 @@ def _dense_layout(spec: TensorSpec, order: Order | None) -> Layout:
 
 
 def _with_strides_of(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
-    """Returns the spec of a backward graph's input with the strides of the tensor that is passed for it.
+    """Returns the spec of a backward graph's input, with the strides of the tensor that the call passes.
 
-    The strides differ if the forward program has chosen another memory order for a saved tensor. If the tensor or the spec is not
-    non-overlapping and dense, the spec is returned unchanged.
+    The strides differ if the forward program has chosen another memory order for a saved tensor. The spec is returned unchanged unless the
+    tensor and the spec are both non-overlapping and dense.
     """
     layouts = Layout.of(spec.shape, spec.stride), Layout.of(spec.shape, tensor.stride())
     is_dense = all(layout.is_non_overlapping_and_dense for layout in layouts)
@@ -435,7 +435,7 @@ def _with_strides_of(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
 
 
 class _BufferView:
-    """The shape and strides in which the outputs see a buffer: those of its owner (see `_owners`), or contiguous.
+    """The view of a buffer that its outputs share: the shape and strides of its owner (see `_owners`), or else a contiguous tensor.
 
     Attributes:
         count: The number of the buffer's elements.
@@ -453,9 +453,9 @@ class _BufferView:
 def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[Buffer]) -> dict[int, FromBuffer]:
     """Returns the owner of each buffer, by the buffer's index. A buffer may have no owner.
 
-    The *owner* is the output that autograd does not see as a view; the other outputs in the buffer are views of the owner. The owner is the
-    output of the node whose value the buffer holds, at whatever position among the outputs. If that node is not an output, the owner is the
-    first output that covers the whole buffer.
+    The *owner* is the output that autograd does not see as a view. The other outputs in the buffer are views of the owner. The owner is the
+    node whose value the buffer holds, if that node is an output. Otherwise it is the first output that covers the whole buffer. Outputs
+    with a conjugate or negative bit are never owners.
     """
     owners: dict[int, FromBuffer] = {}
     pairs = [(node, output) for node, output in zip(nodes, outputs, strict=True) if isinstance(output, FromBuffer)]
@@ -468,7 +468,7 @@ def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[B
 
 
 def _with_spec_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Returns the tensor itself if it has the strides of the spec, else a copy with these strides. Some gradients have other strides."""
+    """Returns the tensor itself if it has the strides of the spec, else a copy with these strides. (Gradients may have other strides.)"""
     if tensor.stride() == spec.stride or Layout.of(tuple(tensor.shape), tensor.stride()) == Layout.of(spec.shape, spec.stride):
         return tensor
     metrics.add("input_copies")
@@ -486,17 +486,17 @@ def _maker(
     shared: Phase | None,
     strides_may_differ: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
-    """Returns a function that creates one output from the program's results, as packed tensors, and the input tensors.
+    """Returns a function of the program's results (as packed tensors) and of the input tensors that creates one output.
 
     Args:
         output: The plan of the output.
         buffers: The views of the program's results.
-        index_of: The index of an input among the input tensors, by position.
-        numbers: The values of nodes that are returned as numbers.
+        index_of: By an input's position among the graph's inputs, its index among the input tensors.
+        numbers: The values of the nodes that the graph returns as numbers.
         specs: The specs of the inputs, by position.
         device: The graph's device.
         is_owner, shared: See `_buffer_maker`.
-        strides_may_differ: True if inputs may have other strides than in the graph, as saved tensors may.
+        strides_may_differ: True in a backward graph, whose inputs (gradients and saved tensors) may have other strides than in the graph.
     """
     if isinstance(output, NonTensor):
         value = output.value if output.node is None else numbers[output.node]
@@ -521,7 +521,7 @@ def _maker(
                 return _with_bits(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
             if is_detached:
                 return _with_bits(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
-            # A view to autograd, too: otherwise autograd would not see that a write to the output is a write to the input.
+            # The output must be a view to autograd, too. Otherwise autograd would not see that a write to it is a write to the input.
             return _with_bits(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
 
         return view
@@ -534,7 +534,7 @@ def _maker(
 def _is_as_exported(output: FromBuffer, buffer: Buffer) -> bool:
     """True if an output has the shape and strides that the buffer has when it is exported."""
     is_packed = not buffer.scattered and buffer.layout.is_row_major
-    # The strides of an exported result are row-major. Eager mode's strides may differ in dimensions of size 1.
+    # The strides of an exported result are row-major. The output's strides are eager mode's, and may differ in dimensions of size 1.
     exported = buffer.spec.shape, row_major(buffer.spec.shape)
     return is_packed and exported == (output.shape, output.stride) and output.offset == 0
 
@@ -548,9 +548,9 @@ def _buffer_maker(
         output: The plan of the output.
         view: The shape and strides of the buffer's owner.
         is_owner: True if the output is the buffer's owner (see `_owners`). Other outputs are further tensors on the same memory.
-        shared: The graph's phase if several outputs are in the buffer, else None. If they share it, autograd must see a write to one output
-            as a write to all. In a forward graph, each output has its own base, because AOTAutograd itself declares which outputs are views
-            of one another.
+        shared: The graph's phase if several outputs are in the buffer, else None. In an inference graph, autograd must see a write to one
+            output as a write to all of them. In a forward graph, each output has its own base, because AOTAutograd itself declares which
+            outputs are views of one another. None in a backward graph.
     """
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
     if is_owner:
@@ -576,9 +576,9 @@ def _buffer_maker(
 def _viewed_as(base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
     """Returns a contiguous tensor reinterpreted in another dtype, and True if autograd sees the result as a view.
 
-    It does between real and complex numbers, and must not between other dtypes. AOTAutograd regenerates an alias of a mutated input by
-    replaying the alias's chain of views on the input. So the first tensor of the chain must have the input's dtype, or there must be no
-    chain.
+    Autograd sees a view between real and complex numbers. Between other dtypes, it must not see one: AOTAutograd regenerates an alias of a
+    mutated input by replaying the alias's chain of views on the input. So the first tensor of the chain must have the input's dtype, or
+    there must be no chain.
     """
     if base.is_complex() and dtype == base.dtype.to_real():
         return torch.view_as_real(base), True

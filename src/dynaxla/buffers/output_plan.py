@@ -1,4 +1,4 @@
-"""The plan of a graph's outputs: the input or buffer in whose memory each output is, and the buffers that the program must return.
+"""The plan of a graph's outputs: the input or buffer whose memory each output uses, and the buffers that the program must return.
 
 A *buffer* is one result of the program. Several outputs may be in one buffer, as views of one tensor are.
 """
@@ -25,7 +25,7 @@ from ..torch_ops import aten
 
 @dataclass(frozen=True)
 class NonTensor:
-    """An output that is not a tensor: None, or a number that is a function of the inputs' sizes.
+    """An output that is not a tensor: a constant such as None, or a number that is a function of the inputs' sizes.
 
     Attributes:
         node: The node of the number; None if the output is `value`.
@@ -109,11 +109,11 @@ class Buffer:
     Attributes:
         node: The node whose value is in the buffer.
         spec: The metadata of the node's value.
-        layout: The layout of the distinct elements of the node's value.
+        layout: The memory order of the node's value.
         scattered: True if the buffer is the whole storage of the node's value, with zeros in the gaps between its elements. False if the
             buffer is the packed array (see `Layout`).
-        is_conj, is_neg: The conjugate and negative bits of the node's value: True if memory holds its conjugate, or its negative.
-        offset: If scattered, the number of elements of the storage in front of the first element of the node's value.
+        is_conj, is_neg: The conjugate and negative bits of the node's value: True if the buffer holds the value's conjugate, or negative.
+        offset: If `scattered`, the number of the storage's elements in front of the first element of the node's value.
     """
 
     node: Node
@@ -150,7 +150,7 @@ class Buffer:
         return flat
 
     def pack(self, array: jax.Array) -> jax.Array:
-        """Under jit: converts the node's value to this buffer."""
+        """Under jit: converts the node's value to this buffer, an array of shape `self.shape`."""
         array = lax.conj(array) if self.is_conj else array
         array = lax.neg(array) if self.is_neg else array
         if not self.scattered:
@@ -164,14 +164,14 @@ class Buffer:
 
 
 class Storages:
-    """The storages that a graph's values have in eager mode. They are the same for all sizes of a dynamic graph.
+    """The storages that a graph's values have in eager mode. Symbolic sizes do not change which values share a storage.
 
     Attributes:
-        of_output: The id of the storage of each output that is a tensor.
+        of_output: By output, for outputs that are tensors, the id of the output's storage.
         inputs: By a storage's id, the position of the first input in that storage.
-        first_nodes: By a storage's id, the first node in that storage that is not an input.
+        first_nodes: By a storage's id, the first node in that storage, inputs excluded.
         outputs_in: By a storage's id, the outputs in that storage.
-        candidates: The nodes whose values `plan_outputs` may choose as buffers for some sizes, and the outputs that are numbers.
+        candidates: The nodes whose values may be buffers in the plan of `plan_outputs` for some sizes, and the outputs that are numbers.
 
     Raises:
         UnsupportedTensor: XLA cannot hold an output.
@@ -202,7 +202,8 @@ def plan_outputs(
     """Assigns each output of a graph to memory.
 
     Outputs that share a storage in eager mode share memory here, too: the memory of an input, or one buffer, which is the value of the
-    first node in that storage. An output that is the only one in its storage, and has no gaps, becomes a buffer of its own.
+    first node in that storage. An output becomes a buffer of its own if it is the only output in its storage, and has neither gaps nor a
+    conjugate or negative bit.
 
     Args:
         placeholders: The graph's inputs.
@@ -217,7 +218,7 @@ def plan_outputs(
 
 
 class _OutputPlan:
-    """The memory of a graph's outputs, planned one after another. The arguments are those of `plan_outputs`.
+    """The state of `plan_outputs`, which plans one output after another. The arguments are those of `plan_outputs`.
 
     Attributes:
         buffers: The buffers planned so far.
@@ -231,7 +232,7 @@ class _OutputPlan:
         self._buffer_of: dict[Node, int] = {}
 
     def _buffer(self, node: Node, offset: int = 0) -> int:
-        """Returns the index of the buffer for a node's value, which is planned at the first call."""
+        """Returns the index of the buffer for a node's value. The first call for a node adds the buffer."""
         if node not in self._buffer_of:
             value = node.meta["val"]
             spec = self._symbols.spec(value)
@@ -241,7 +242,7 @@ class _OutputPlan:
         return self._buffer_of[node]
 
     def memory_of(self, node: Any) -> Output:
-        """Returns the memory of an output: a node, or a constant."""
+        """Returns the plan of an output, which is a node or a constant."""
         if not isinstance(node, Node):
             return NonTensor(None, node)
         value = node.meta.get("val")
@@ -256,7 +257,7 @@ class _OutputPlan:
         return self._in_buffer(node, spec, shared is not None, flags)
 
     def _in_input(self, node: Node, value: torch.Tensor, spec: TensorSpec, position: int, flags: dict[str, bool]) -> FromInput | None:
-        """Returns an output in the memory of the input at `position`; None if the output's dtype does not divide the input's offset."""
+        """Returns an output in the memory of the input at `position`; None if the output's item size does not divide the input's offset."""
         if node in self._positions:
             return FromInput(self._positions[node], spec.shape, spec.stride, 0, spec.dtype, True)
         source = self._placeholders[position].meta["val"]
@@ -267,7 +268,7 @@ class _OutputPlan:
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, detached=is_undeclared_view(node), **flags)
 
     def _in_buffer(self, node: Node, spec: TensorSpec, is_shared: bool, flags: dict[str, bool]) -> FromBuffer:
-        """Returns an output in a buffer: its own, or that of the first node in its storage. `is_shared`: an input has that storage."""
+        """Returns an output in a buffer: its own, or that of the first node in its storage. `is_shared`: an input has that storage, too."""
         storage = self._storages.of_output[node]
         is_only_output = len(self._storages.outputs_in[storage]) == 1
         first = self._storages.first_nodes.get(storage, node)
@@ -293,9 +294,9 @@ _SAVED_DESCRIPTORS = tuple(
 
 
 def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node: Node) -> list[int]:
-    """Returns the indices of the buffers in which all outputs are whole buffers that AOTAutograd saves for the backward graph.
+    """Returns the indices of the buffers whose outputs all cover the whole buffer, and are saved by AOTAutograd for the backward graph.
 
-    The memory order of such a buffer is free, because only the backward graph reads it.
+    The memory order of such a buffer is free, because only the backward graph reads the buffer.
     """
     descriptions = output_node.meta.get("desc") or [None] * len(outputs)
     fixed = set()
@@ -319,8 +320,8 @@ def _lost_offset(node: Node, symbols: SymbolValues) -> int:
     """Returns the storage offset of a node's value in eager mode minus the storage offset of its fake value.
 
     The difference is 0 except for scatter ops. In eager mode a scatter op copies its operand with the operand's strides and storage offset,
-    but its fake result starts at 0. Without symbolic sizes the offset does not matter, since AOTAutograd then calls the view ops again to
-    create aliases.
+    but its fake result starts at 0. In a graph without symbolic sizes, the offset does not matter: there AOTAutograd creates aliases by
+    calling the view ops again.
 
     Source: ATen clone_preserve_strides.
     """

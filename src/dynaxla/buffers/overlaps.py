@@ -1,6 +1,6 @@
 """Detects inputs that share elements with an input that the graph writes to.
 
-AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call. A write to one view then changes the other
+AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call, so that a write to one view changes the other
 views. This is not enough in two cases:
 
 - AOTAutograd misses some overlaps. It assumes that tensors with different storages share nothing. With torch 2.13 it also misses the
@@ -29,18 +29,18 @@ from .addresses import addresses, byte_distance, extent
 
 # Elements are compared one by one in tensors of at most this many elements. Larger tensors with overlapping extents count as overlapping.
 _MAX_COMPARED_ELEMENTS = 1 << 20
-# An `AliasGuard` remembers at most this many answers of `share_elements`. If inputs are rows of a ring buffer, each distance between two
-# rows needs an answer of its own.
+# An `AliasGuard` remembers at most this many answers of `share_elements`, one for each distance between two inputs. (Rows of a ring
+# buffer have many distances.)
 _MAX_CACHED_PAIRS = 1024
-# If sizes are static, no overlap was traced, and at most this many tensors have new addresses, `AliasGuard.check` first compares the
-# extents of only these tensors with those of all others. The full comparison follows if extents overlap.
+# If sizes are static, the traced inputs did not overlap, and at most this many tensors have new addresses, `AliasGuard.check` compares only
+# the extents of these tensors with those of all others. It compares all pairs only if such extents overlap.
 _MAX_MOVED = 4
 # The result of `AliasGuard._find_overlaps` if no tensor shares elements with a written tensor.
 _NO_OVERLAP: Any = ([], [])
 
 
 def undetected_overlaps(inputs: Sequence[Any]) -> set[int]:
-    """Returns the positions of the inputs that share elements with another input, if AOTAutograd does not detect this."""
+    """Returns the positions of inputs that share elements with another input, where AOTAutograd does not detect this."""
     positions: set[int] = set()
     for first, second in _overlapping_extents({position: item for position, item in enumerate(inputs) if _is_ordinary(item)}):
         if not _aot_autograd_detects(inputs[first], inputs[second]) and share_elements(inputs[first], inputs[second]):
@@ -75,11 +75,11 @@ def _overlapping_extents(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[
 
 
 class AliasGuard:
-    """A guard on those pairs of inputs of which the graph writes to at least one: which of them share elements.
+    """A guard on the pairs of inputs that share elements, and of which the graph writes to at least one. Thread-safe.
 
-    The guard holds if the same pairs share elements as in the traced call, and if each tensor of a pair has the same place in memory
-    (`_memory_position`). Thread-safe. If sizes are static and no overlap was traced, a check takes about 50 ns per tensor as long
-    as at most `_MAX_MOVED` tensors have new addresses since the last call. Otherwise each check compares all extents.
+    The guard holds if these pairs are those of the traced call, and if each tensor of a pair has the same place in memory
+    (`_memory_position`). A check takes about 50 ns per tensor if sizes are static, the traced inputs did not overlap, and at most
+    `_MAX_MOVED` tensors have new addresses since the last call. Otherwise it compares all extents.
 
     Args:
         inputs: The inputs of the call for which the graph was traced.
@@ -114,7 +114,7 @@ class AliasGuard:
     def found_no_overlap(self) -> bool:
         """True if no written input shared elements with another input when the graph was traced.
 
-        Also False if `static` is false and a written input overlapped itself.
+        If sizes are not static, it is False also if a written input overlapped itself.
         """
         return self._traced_overlaps == _NO_OVERLAP
 
@@ -124,8 +124,8 @@ class AliasGuard:
         if FakeTensor in map(type, tensors):
             return True
         current = addresses(tensors)
-        # Without overlaps, equal addresses mean that nothing has changed. With overlaps, a tensor at the same address can still have
-        # another storage offset or base, which `_find_overlaps` compares.
+        # Without overlaps, equal addresses and static sizes mean that nothing has changed. With overlaps, a tensor at the same address can
+        # have another storage offset or base, which `_find_overlaps` compares.
         if (
             self._static
             and self._traced_overlaps == _NO_OVERLAP
@@ -139,7 +139,7 @@ class AliasGuard:
         return True
 
     def _moved_tensors_are_apart(self, current: list[int]) -> bool:
-        """True if at most `_MAX_MOVED` tensors have new addresses, and the extent of each of them overlaps no other tensor's.
+        """True if at most `_MAX_MOVED` tensors have new addresses, and the extent of each of these overlaps no other tensor's extent.
 
         Valid only if no written tensor overlapped another tensor at the last call.
 
@@ -162,7 +162,7 @@ class AliasGuard:
     def _find_overlaps(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
         """Returns the pairs of tensors that share elements, and `_memory_position` of each tensor in a pair.
 
-        The graph writes to at least one tensor of a pair. Unless `static`, a written tensor that overlaps itself forms a pair with itself.
+        The graph writes to at least one tensor of a pair. If sizes are dynamic, a written tensor that overlaps itself is a pair of its own.
         """
         pairs = sorted(
             (first, second)
@@ -228,8 +228,8 @@ def has_internal_overlap(tensor: torch.Tensor) -> bool:
     Also True, without a comparison, for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose sizes and strides do not exclude an
     overlap.
     """
-    # By increasing stride: if each stride is larger than the distance to the last element of all smaller dimensions (`reach`), no two
-    # elements have the same address.
+    # `reach` is the distance from the first to the last element of the dimensions with smaller strides. If each stride is larger than the
+    # reach, no two elements have the same address.
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
         if step <= reach:

@@ -1,4 +1,4 @@
-"""The interfaces that each kind of memory implements: they convert the tensors of a call to a program's arrays, and results to tensors.
+"""The interfaces that each kind of memory implements, to convert a call's tensors to a program's arrays, and result arrays to tensors.
 
 The kinds are torch's own memory (native.py) and the arrays of the device "jax" (device/storage_buffers.py), on one device or on a mesh.
 """
@@ -35,17 +35,18 @@ class Binding(Protocol):
         Empties `args`, the list of the graph's inputs.
 
         Raises:
-            LayoutMismatch: The inputs have another layout in their storages than the program expects (device "jax" only).
+            LayoutMismatch: The inputs have another layout in their storages than the program expects (device "jax" only). `args` is then
+                unchanged.
         """
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         """Returns the program's input arrays: aliases of the tensors' memory, or copies.
 
-        An alias is valid while its tensor lives.
+        An alias does not keep its memory alive, so the tensor must live until the program has read the alias.
         """
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns the program's results as tensors that own their memory.
+        """Returns the program's results as tensors that keep their memory alive.
 
         The new values of donated inputs are not among them: these are stored in the inputs.
 
@@ -55,7 +56,7 @@ class Binding(Protocol):
         """
 
     def abandon(self, out_of_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
-        """Cleans up after a failed call. When it returns, XLA no longer reads torch's memory for this call.
+        """Cleans up after a failed call. When the method returns, XLA no longer reads torch's memory for this call.
 
         Args:
             out_of_memory: True if the call failed because XLA ran out of memory.
@@ -74,24 +75,24 @@ class Binding(Protocol):
         """
 
     def report(self, code: torch.Tensor, checks: Checks, name: str) -> None:
-        """Raises the exception of the first check of a program that failed.
+        """Raises the exception of a program's first failed check; nothing if all checks held.
 
-        If the outcome is not known without waiting for the device, a later call raises the exception.
+        If calls do not wait for the outcome of checks on this device, a later call raises the exception (see `late_checks`).
 
         Args:
             code: The program's check code, as exported (see `late_checks.failure`).
-            checks: The exception class and message of each check.
+            checks: The exception class and message of each of the program's checks.
             name: The program's name.
         """
 
 
 @dataclass(frozen=True)
 class SegmentBuffers:
-    """Buffers of a graph that is compiled as several programs (segments), with the layouts of the arrays between torch and the segments.
+    """The buffers of a graph that is compiled as several programs (segments), and the layouts of the arguments.
 
     Attributes:
         buffers: The buffers. The results have the strides of the graph's outputs.
-        arguments: The layouts of the arguments after the seed, in the order of `avals()`. The keys are positions among the graph's inputs.
+        arguments: By position among the graph's inputs, the layouts of the arguments without the seed, in the order of `avals()`.
     """
 
     buffers: Buffers
@@ -101,15 +102,15 @@ class SegmentBuffers:
 class Buffers(Protocol):
     """The memory of the inputs and outputs of one graph with concrete sizes.
 
-    Attributes and methods with a default implementation are capabilities that only some kinds of memory have.
+    Only some kinds of memory have the capabilities of the attributes and methods with a default.
 
     Attributes:
         nodes: The nodes whose values the program returns.
         numbers: The nodes that the graph returns as numbers.
-        free_results: The indices in `nodes` of results whose memory order the program chooses. On a mesh, the program chooses the shape of
-            these results, and their elements are in row-major order.
-        open_inputs: The arrays whose memory order XLA chooses when it compiles the program: a dict from the array's index in `avals()` to
-            its position among the graph's inputs.
+        free_results: The indices in `nodes` of results whose memory order the program chooses. On a mesh, the program chooses the shapes of
+            these results instead (it may merge dimensions), and their elements are in row-major order.
+        open_inputs: The arrays whose memory order XLA chooses when it compiles the program: a dict from an array's index in `avals()` to
+            the position of the input among the graph's inputs.
         orders: The memory orders of the free results, as given to `with_result_orders`.
         donated: The indices in `avals()` of arrays that the program may overwrite. The program's first results are the new values of these
             arrays.
@@ -129,10 +130,10 @@ class Buffers(Protocol):
 
     @property
     def facts(self) -> Any:
-        """A hashable value. Buffers with equal facts have bindings that differ at most in the graph's numbers."""
+        """A hashable value. If two `Buffers` of one graph have equal facts, their bindings differ at most in the graph's numbers."""
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        """Returns the program's parameters: the seed of the random key, if the program has one, and then the packed arrays."""
+        """Returns the types of the program's arguments: the seed of the random key, if the program has one, and then the packed arrays."""
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
         """Under jit: converts the program's arguments to the function's inputs.
@@ -145,8 +146,8 @@ class Buffers(Protocol):
     ) -> Sequence[jax.Array]:
         """Under jit: keeps the old values of inputs if a check has failed.
 
-        Some outputs will be written to inputs before the host has read the check code. In the returned outputs, each of these is the
-        input's old value if a check has failed.
+        Some outputs will be copied to inputs before the host has read the check code. If a check has failed, the returned sequence has the
+        input's old value in place of each of these outputs.
 
         Args:
             outputs: The function's outputs.
@@ -159,8 +160,7 @@ class Buffers(Protocol):
         """Under jit: converts the function's outputs to the program's results.
 
         Args:
-            outputs: The function's outputs in their logical shapes. Those at the indices `free_results` may have their dimensions in any
-                order.
+            outputs: The function's outputs in their logical shapes. The dimensions of outputs in `free_results` may be in any order.
         """
 
     def results(self, values: Sequence[Any], no_alias_of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -170,7 +170,7 @@ class Buffers(Protocol):
 
         Args:
             values: The values of `nodes`, in their order.
-            no_alias_of: Tensors whose memory no result may share: a value in their memory is copied.
+            no_alias_of: Tensors whose memory no result may share. A value that shares it is copied.
 
         Raises:
             RuntimeError: A value has another shape or dtype than the graph's.

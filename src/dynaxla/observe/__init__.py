@@ -1,1 +1,1 @@
-"""Observability: counters, times, events, and dumps of programs."""
+"""Observability: counters, times, events, progress reports, and dumps of graphs and programs."""

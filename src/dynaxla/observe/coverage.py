@@ -1,7 +1,7 @@
 """Process-wide counts of ops: lowered, or computed by torch's own kernel as a fallback.
 
-The ops of a compiled graph are counted when the graph is traced, not when it runs. Fallbacks of eager ops on the device "jax", and of whole
-graphs, are counted at each call.
+The ops of a compiled graph are counted when the graph is traced or its program is loaded from the cache directory, not when it runs.
+Fallbacks of eager ops on the device "jax", and of whole graphs, are counted at each call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _logged: set[str] = set()
 
 
 def count_lowered(op: str) -> None:
-    """Counts a node that was lowered."""
+    """Counts a node of this op that was lowered."""
     with _lock:
         _lowered[op] += 1
 
@@ -32,7 +32,7 @@ def count_fallback(
     Args:
         op: the op's name, or "a graph" if torch runs a whole graph.
         reason: the reason for the fallback.
-        where: the line of user code, or "".
+        where: the line of user code; "" if it is unknown.
         remark: the end of the warning: the consequence of the fallback, and how to avoid it.
     """
     with _lock:

@@ -1,7 +1,8 @@
-"""Writes the stages of each compiled graph to files, and logs them to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
+"""Writes the three stages of each compiled graph to files, and logs them to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
 
-The files have the full text of each stage. The log is for people: it omits the tables of files, functions and stack frames before an HLO
-module (which are longer than the module), the metadata of each instruction, and the bytes of large constants.
+The stages are the ATen graph, the StableHLO program, and XLA's optimized HLO. The files have the full text of each stage. The log is
+for people: it omits the tables of files, functions and stack frames before an HLO module (which are longer than the module), the metadata
+of each instruction, and the bytes of large constants.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ log = logging.getLogger("dynaxla")
 
 
 def prepare(directory: str | os.PathLike[str]) -> Path:
-    """Creates the directory, and checks that files can be written there. Raises: OSError if not."""
+    """Creates the directory, checks that files can be written there, and returns its path. Raises: OSError if they cannot."""
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
@@ -40,8 +41,8 @@ def record(
     Args:
         name: the graph's name.
         module: the ATen graph.
-        lowered: the program before XLA's optimizations.
-        optimized: returns the text of the program after XLA's optimizations.
+        lowered: the program before XLA's optimizations, as StableHLO.
+        optimized: returns the HLO text of the program after XLA's optimizations.
         directory: the directory of the files; None to write no files.
     """
     if directory is None and not log.isEnabledFor(logging.DEBUG):

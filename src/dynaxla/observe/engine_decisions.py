@@ -1,4 +1,7 @@
-"""Process-wide record of the decisions of the option `engines`: the engine that runs each graph, and the reason."""
+"""Process-wide record of the decisions of the option `engines`: the engine that runs each graph, and the reason.
+
+An *engine* is eager mode or a backend of torch.compile, such as dynaxla or Inductor. Engines compete for a graph in its first calls.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from .dump import log
 
 @dataclass(frozen=True)
 class Verdict:
-    """The choice of an engine for a graph and a class of sizes.
+    """The choice of an engine for a graph, for all dynamic sizes up to some bounds.
 
     Attributes:
         graph: The graph's name, as in dumps, without the phase.
         phase: "inference" or "training".
         sizes: The upper bound of each dynamic size, a power of two; () for a graph with static sizes.
-        chosen: The engine's name.
-        why: The reason.
-        seconds: The time of a call, in training with its backward pass, for each engine that was timed.
-        left_out: The engines that were not timed, and the reasons.
-        kept: True if an earlier process made the measurement.
+        chosen: The name of the chosen engine.
+        why: The reason for the choice.
+        seconds: By engine, for those that were timed, the time of a call. In training, it includes the backward pass.
+        left_out: By engine, for those that were left out, the reason.
+        kept: True if an earlier process made the measurement, which the cache directory has kept.
     """
 
     graph: str
@@ -80,7 +83,7 @@ def register_graph(graph: str, content: str) -> None:
 def latest_verdict(graph: str) -> tuple[Verdict | None, bool]:
     """Returns the latest verdict on a graph, and False.
 
-    Without such a verdict, returns the latest verdict on another graph with equal content, and True; without that, None and False.
+    If there is none, returns the latest verdict on another graph with equal content, and True. If there is none either, None and False.
     """
     with _lock:
         content = dict(_content_keys).get(graph)

@@ -1,4 +1,7 @@
-"""Events of compilation and execution, emitted to listeners such as `dynaxla.explain`. Without listeners nothing is collected."""
+"""Events of compilation and execution, emitted to listeners such as `dynaxla.explain`. Without listeners, no events are created.
+
+A *step* is a training step that `dynaxla.compile_step` compiles as a whole.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ class GraphCaptured(NamedTuple):
     """The backend has received a graph.
 
     Attributes:
-        number: The graph's number.
-        module: The graph of TorchDynamo, or of a step.
-        options: The options of the compilation.
+        number: The graph's number in this process.
+        module: The graph: TorchDynamo's, or that of a step.
+        options: The options with which the graph is compiled.
         is_step: True for the graph of a step.
-        has_competitors: True if other engines may run the graph.
+        has_competitors: True if other engines may run the graph (see engine_decisions.py).
     """
 
     number: int
@@ -36,7 +39,7 @@ class GraphFunctionalized(NamedTuple):
     Attributes:
         number: The number of the captured graph.
         graph: The `AtenGraph`.
-        ops: The names of the graph's ops, before an engine changes the graph.
+        ops: The names of the graph's ops as AOTAutograd has returned them, before later passes change `graph`.
     """
 
     number: int
@@ -54,10 +57,10 @@ class GraphRewritten(NamedTuple):
     """A pass (see `passes.pipeline`) has rewritten a graph.
 
     Attributes:
-        name: The pass.
+        name: The pass's name.
         level: The kind of graph: "dynamo", "joint", "aten" or "jaxpr".
-        before: The number of nodes before the pass.
-        after: The number of nodes of each graph that the pass returned.
+        before: The number of nodes (of equations, in a jaxpr) before the pass.
+        after: This number for each graph that the pass returned.
     """
 
     name: str
@@ -67,12 +70,12 @@ class GraphRewritten(NamedTuple):
 
     @property
     def sizes(self) -> str:
-        """The numbers of nodes after the pass, such as "12 + 3"."""
+        """The attribute `after` as text, such as "12 + 3"."""
         return " + ".join(map(str, self.after))
 
 
 class CompileStarted(NamedTuple):
-    """JAX is about to trace and lower a program for concrete sizes, and XLA to compile it.
+    """dynaxla is about to build the executable of a graph for concrete sizes.
 
     Attributes:
         name: The graph's name.
@@ -86,11 +89,11 @@ class CompileStarted(NamedTuple):
 
 
 class CompileEnded(NamedTuple):
-    """The compilation of the last `CompileStarted` event has ended.
+    """The build that the last `CompileStarted` event of this thread announced has ended.
 
     Attributes:
         name: The graph's name.
-        executable: The executable; None if the compilation has failed or had nothing to compile.
+        executable: The executable; None if the build has failed, or another way to build the executable follows.
     """
 
     name: str
@@ -102,9 +105,9 @@ class ImplementationChosen(NamedTuple):
 
     Attributes:
         op: The op.
-        problem: The problem's shapes and arguments, as readable text.
+        problem: The op's shapes and arguments, as readable text.
         implementation: The name of the chosen implementation.
-        others: The names of the other implementations that support the problem.
+        others: The names of the other implementations that support these shapes and arguments.
         is_measurable: True if the option `tune` measures these implementations.
     """
 
@@ -120,7 +123,7 @@ class PhaseEnded(NamedTuple):
 
     Attributes:
         phase: See `metrics.seconds`.
-        seconds: The duration without nested phases.
+        seconds: The duration, without that of nested phases.
     """
 
     phase: str
@@ -145,7 +148,7 @@ class InputCopied(NamedTuple):
     """An argument of the program that runs next had to be copied.
 
     Attributes:
-        position: The argument's position among the program's tensors.
+        position: The argument's index among the program's arguments, without the seed.
         reason: The reason for the copy.
         bytes: The size of the copy.
     """
@@ -172,11 +175,11 @@ class ProgramRan(NamedTuple):
 
 
 class StepFellBack(NamedTuple):
-    """A step does not run as one program.
+    """A step does not run as one program, or XLA does not partition a graph under the option distributed="spmd".
 
     Attributes:
-        step: The step.
-        mode: The mode in which the step runs instead, such as "in eager mode".
+        step: The name of the step or graph.
+        mode: The way in which it runs instead, such as "in eager mode".
         reason: The reason.
     """
 
@@ -185,7 +188,7 @@ class StepFellBack(NamedTuple):
     reason: str
 
 
-# The line number of code without a user frame.
+# The number that stands for code without a user frame.
 NO_LINE = -1
 
 _listeners: list[Callable[[Any], None]] = []
@@ -218,7 +221,7 @@ def emit(event: Any) -> None:
 
 
 def line_scope(frame: str) -> contextlib.AbstractContextManager[Any]:
-    """Returns a JAX name scope with the number of a user frame, for operations that are traced inside it.
+    """Returns a JAX name scope that marks the operations traced inside it with the number of a user frame.
 
     Args:
         frame: The frame in the format of fx's stack traces; "" for none.

@@ -19,15 +19,15 @@ _lock = forks.lock()
 _clock: Callable[[], float] = time.perf_counter
 _counts: Counter[str] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
-# Phases by PyTorch/XLA's names.
+# dynaxla's phases by the names of PyTorch/XLA's metrics.
 _METRICS = {"CompileTime": "compile", "ExecuteTime": "execute"}
-# The latest samples of each phase: the Unix time of its end, and its duration in seconds.
+# The latest samples of each phase in `_METRICS`: the Unix time of its end, and its duration in seconds.
 _samples: dict[str, deque[tuple[float, float]]] = {phase: deque(maxlen=1024) for phase in _METRICS.values()}
-# Runs of programs that are not counted yet: the Unix time of the end, the seconds, and True for the first run since the program was
-# compiled. A call only appends to the list; the lock is taken once for many calls.
+# Runs of programs that are not counted yet: the Unix time of the run's end, its duration in seconds, and True for the first run since the
+# program was compiled. A run only appends to the list, so that the lock is taken once for many runs.
 _pending_runs: list[tuple[float, float, bool]] = []
 _MAX_PENDING_RUNS = 256
-# `nested_seconds` of a thread: the seconds of the phases and runs that have ended within the thread's current phase.
+# The attribute `nested_seconds`: the seconds of the phases and runs that have ended within this thread's current phase.
 _thread = threading.local()
 
 
@@ -50,7 +50,7 @@ def timed(phase: str, graph: str = "", nodes: int = 0) -> Iterator[None]:
     Args:
         phase: The phase.
         graph: The name of the phase's graph, for reports of long compilations.
-        nodes: The number of the graph's nodes, if it is captured now.
+        nodes: The number of the graph's nodes, if the phase captures it; else 0.
     """
     start, outer = _clock(), getattr(_thread, "nested_seconds", 0.0)
     _thread.nested_seconds = 0.0
@@ -127,31 +127,31 @@ def snapshot() -> dict[str, int]:
     capture, trace, lower, compile, tune: runs of each phase.
     loads: compilations replaced by a load from the cache directory.
     kept_graphs: graphs that an earlier process had traced and stored in the cache directory.
-    recalls: programs that an earlier process, or this one, had lowered before.
+    recalls: programs that were not traced and lowered, because an earlier process, or this one, had done so.
     lookup: look-ups of executables by the program's hash (dynaxla_retrace), or by recorded ops (lazy mode).
-    evictions: executables dropped from a full cache.
+    evictions: entries dropped from full caches in memory: executables, and facts that calls look up.
     calls: runs of compiled programs of graphs.
     execute: runs of programs.
     found_compiled: calls, and runs of recorded ops on the device "jax", of programs that had run before.
     imports: tensors passed to XLA without a copy, for one call.
-    aliases: tensors passed to XLA without a copy, whose arrays are kept for later calls.
-    input_copies: tensors that had to be copied for XLA.
+    aliases: arrays created on a tensor's memory without a copy, and kept for later calls. (Their use in later calls is not counted.)
+    input_copies: copies of tensors whose memory XLA could not read as it was.
     by_torch: graphs (or parts of them) that torch ran op by op.
     kernels: kernels of torch that a program has called.
     exact_sizes: calls that ran with exact sizes under the option sizes="buckets".
     preparations: computations of values that depend only on weights (option freeze).
     meanwhile: calls that torch's kernels ran before XLA had compiled (option compile="auto" or "background").
-    late_writes: calls after which torch's ops wrote to slices of inputs.
+    late_writes: calls of graphs whose program leaves writes to slices of inputs to torch's ops.
     trials: additional runs of competing engines (backend dynaxla_auto).
     steps: calls of compiled steps that replayed a program.
     eager_steps: calls of compiled steps that ran in eager mode.
     repeated: calls that ran again after torch had given back GPU memory.
     partitioned: graphs whose collectives XLA's partitioner chooses (option distributed="spmd").
-    not_partitioned: TorchDynamo's graphs with DTensors that did not go to the partitioner, under that option.
+    not_partitioned: TorchDynamo's graphs with DTensors that XLA's partitioner did not compile, under that option.
     networks: networks of processes in which XLA itself executes collectives.
-    agreements: comparisons of the next collectives with those of other processes.
+    agreements: comparisons of this process's next collectives with those of the other processes of a group.
     host_copies: copies between the CPU and the device "jax".
-    undonated: arrays of the device "jax" that were copied because something else refers to them, instead of being donated.
+    undonated: arrays of the device "jax" that were copied instead of donated, because something else refers to them.
     device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.
     device_fallbacks: ops of the device "jax" that ran on the CPU.
     """
@@ -186,7 +186,7 @@ def counter_value(name: str) -> int | None:
     """Returns the value of a counter since the process began or `clear()`; None if nothing has been counted.
 
     UncachedCompile: programs that XLA has compiled, including those of single ops of the device "jax".
-    CachedCompile: runs of compiled graphs, and of recorded ops on the device, whose program had run before.
+    CachedCompile: runs of compiled graphs, and of recorded ops on the device "jax", whose program had run before.
     `aten::name`: fallbacks of an op to torch's own kernel; in a compiled graph, one for each node and trace.
     The names of `snapshot` are valid, too.
     """
@@ -202,9 +202,9 @@ def metric_names() -> list[str]:
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
     """Returns a metric's number of samples, their sum in seconds, and the last 1024 as (Unix time, seconds). None without samples.
 
-    CompileTime: XLA's compilations.
-    ExecuteTime: calls of programs of compiled graphs, and of recorded ops on the device "jax". A call may return before its program is
-    done: on a GPU, and on the device "jax".
+    CompileTime: XLA's compilations, and loads of compiled programs from the cache directory.
+    ExecuteTime: calls of programs of compiled graphs, and of recorded ops on the device "jax". On a GPU and on the device "jax", a call may
+    return before its program is done.
     """
     with _locked_counts():
         phase = _METRICS.get(name, "")

@@ -1,10 +1,11 @@
 """Reports of long compilations: a line on stderr after 10 seconds, and then one every 30 seconds.
 
 Lines appear where a person reads them: on a terminal, or in a notebook. If the logger "dynaxla" has a level or a handler of its own, lines
-go there instead, with the level INFO. The environment variable DYNAXLA_PROGRESS=0 turns them off.
+go to this logger instead, with the level INFO. The environment variable DYNAXLA_PROGRESS=0 turns them off.
 
-A thread writes the lines, since XLA compiles in a single call. The thread starts only if a phase begins when the compilation has already
-taken a while, or if a large graph is captured, and it ends with the phase. Calls that compile nothing do not use this module.
+A *compilation* is a series of phases, such as tracing and lowering, without long pauses. It may have several graphs. A thread writes the
+lines, since XLA compiles in a single call. The thread starts only if a phase begins when the compilation has already taken a while, or if a
+large graph is captured. It ends when no phase is in progress.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ log = logging.getLogger("dynaxla")
 
 # Seconds until the first line, and between two lines.
 FIRST_LINE, LINE_INTERVAL = 10.0, 30.0
-# Seconds without a phase that end a compilation: the next phase begins another one.
+# A compilation ends after this many seconds without a phase. The next phase begins another compilation.
 _MAX_PAUSE = 5.0
-# Seconds after which a compilation also ends if phases were less than half of the time, as in a loop whose calls compile now and then.
+# After this many seconds, a compilation also ends if phases took less than half of it, as in a loop whose calls compile now and then.
 _SPARSE_AFTER = 5.0
-# A phase gets a thread only if the compilation has taken this many seconds before the phase. XLA takes less than a hundred times as long as
-# the earlier phases of a graph, so that a shorter compilation ends before its first line would be due.
+# The thread starts at a phase only if the compilation has taken this many seconds before. XLA takes less than a hundred times as long as
+# the earlier phases of a graph, so a compilation with shorter phases ends before its first line would be due.
 _THREAD_AFTER = 0.1
-# Nodes of a graph whose capture may take seconds.
+# The capture of a graph of at least this many nodes may take seconds, so the thread starts at once.
 _LARGE_CAPTURE = 500
 _PHASES = {
     "capture": "AOTAutograd captures it",
@@ -76,9 +77,9 @@ class Progress:
         Args:
             name: the phase.
             graph: the graph's name, or "".
-            nodes: the number of the graph's nodes, if it is captured now.
+            nodes: the number of the graph's nodes, if the phase captures it; else 0.
 
-        Returns: a token for `end`; None for a phase that is not part of a compilation.
+        Returns: a token for `end`; None for a phase that is not in `_PHASES`, which is not reported.
         """
         if name not in _PHASES:
             return None
@@ -103,7 +104,7 @@ class Progress:
                 self._changed.notify_all()
 
     def _continue_or_begin(self, now: float) -> None:
-        """Continues the current compilation or begins a new one, for a phase that begins while no other phase is in progress."""
+        """Continues the current compilation or begins a new one. Called for a phase that begins while no other phase is in progress."""
         passed = now - self._started_at
         if now - self._ended_at > _MAX_PAUSE or (passed > _SPARSE_AFTER and self._busy_seconds < passed / 2):
             self._started_at, self._next_line_at, self._busy_seconds = now, now + FIRST_LINE, 0.0
@@ -122,7 +123,7 @@ class Progress:
             write_line(line)
 
     def _next(self) -> str | None:
-        """Waits until a line is due, and returns it; None when no phase is in progress."""
+        """Waits until a line is due, and returns the line. Returns None when no phase is in progress: the thread must end."""
         with self._changed:
             while self._phases and threading.main_thread().is_alive():
                 now = time.monotonic()

@@ -1,4 +1,7 @@
-"""Reports the number of nodes before and after each rewrite of a graph, to listeners of events and to the dump."""
+"""Reports each rewrite of a graph to listeners of events and to the dump: the number of nodes before and after the rewrite.
+
+The graphs of level "jaxpr" are rewritten while JAX traces the program: a pass evaluates one jaxpr, and JAX traces the next one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class _ThreadReports(threading.local):
 
     Attributes:
         file: The dump file to which reports are appended; None without a dump.
-        evaluations: For the program that is being traced: the name of each rewrite so far, with the number of equations before the rewrite.
+        evaluations: For the program that is being traced, the name of each rewrite so far, and the number of equations before the rewrite.
             None if no program is being traced, or if rewrites are not reported.
     """
 
@@ -79,6 +82,6 @@ def tracing() -> Iterator[Callable[[int], None]]:
 
 
 def note_evaluation(name: str, equations: int) -> None:
-    """Adds the evaluation of a traced program by a pass, which rewrites the program. `equations`: the number of the program's equations."""
+    """Notes that a pass evaluates a jaxpr, and so rewrites it. `equations`: the number of the jaxpr's equations before the rewrite."""
     if _thread.evaluations is not None:
         _thread.evaluations.append((name, equations))

@@ -4,9 +4,9 @@ When Python shuts down, it waits for the thread, so that no C++ objects are dest
 current piece of work and drops the other tasks.
 
 The background thread and the calling thread share Python's GIL. torch releases the GIL in every op, and may wait 5 ms (Python's switch
-interval) to get it back while another thread runs Python code. If another thread traces all the time, a graph of 300 ops would take a
-second. So while torch's kernels run a graph whose program is being compiled, the background thread runs Python code for 1 ms and then
-sleeps for 4 ms, in turn. XLA's own work does not hold the GIL.
+interval) to get it back while another thread runs Python code. If the background thread traced all the time, a call of 300 ops would take
+more than a second. So while torch's kernels run a call whose program is being compiled, the background thread runs Python code for 1 ms
+and then sleeps for 4 ms, in turn. XLA's own work does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .. import forks
 
 log = logging.getLogger("dynaxla")
 
-# While torch's kernels run a call, the background thread runs Python code and sleeps in turn, for these times.
+# During an `eager_call`, the background thread runs Python code and sleeps in turn, for these times.
 _RUN_SECONDS, _SLEEP_SECONDS = 0.001, 0.004
-# Each wait ends after this many seconds, so that Python can handle a signal (Ctrl-C) that arrived just before it.
+# A wait is repeated at this interval, so that Python handles a signal (Ctrl-C) that arrived just before the wait.
 _WAIT_SECONDS = 0.5
 
 
@@ -56,11 +56,11 @@ class Background:
             reference = weakref.ref(task)
             self._queue.pop(reference, None)
             self._queue[reference] = None
-            with contextlib.suppress(RuntimeError):  # the system cannot start a thread now; the next call tries again
+            with contextlib.suppress(RuntimeError):  # the system cannot start a thread now; the next `enqueue` or `finish` tries again
                 self._start()
 
     def finish(self) -> None:
-        """Waits until the queue is empty. Raises: RuntimeError if the system cannot start a thread."""
+        """Waits until the thread has served the whole queue. Raises: RuntimeError if the system cannot start a thread."""
         with self._changed:
             if self._queue:
                 self._start()
@@ -85,14 +85,13 @@ class Background:
             except BaseException:  # the thread must go on with the other tasks
                 log.exception("a background task failed")
             with self._changed:
-                if (
-                    more and weakref.ref(task) not in self._queue
-                ):  # the task is served after all others, unless it was queued again meanwhile
+                # The task is served after all others, unless it was queued again meanwhile.
+                if more and weakref.ref(task) not in self._queue:
                     self._queue = {weakref.ref(task): None, **self._queue}
             del task
 
     def _next(self) -> BackgroundTask | None:
-        """Returns the next task. None, and the thread must end, if the queue is empty or Python shuts down."""
+        """Returns the next task. Returns None if the queue is empty or Python shuts down: the thread must then end."""
         with self._changed:
             while self._queue and threading.main_thread().is_alive():
                 reference, _ = self._queue.popitem()
@@ -126,7 +125,7 @@ def eager_call() -> Iterator[None]:
 def _sleeping_at_intervals() -> Iterator[None]:
     """Makes this thread sleep at intervals inside the context while any `eager_call` is active.
 
-    The sleep is in a profile function, because Python calls that at every call and return of a function.
+    The sleep is in a profile function (`sys.setprofile`), which Python calls at every call and return of a function.
     """
     last_sleep = time.perf_counter()
 

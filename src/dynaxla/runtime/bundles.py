@@ -6,10 +6,10 @@ from .store import StoreProtocol
 
 
 class Bundle:
-    """Byte strings by folder and key.
+    """Byte strings by a store's folder and an entry's key.
 
     Args:
-        entries: The initial entries. The bundle adds to this dict.
+        entries: The initial entries, by (folder, key). The bundle adds its new entries to this dict.
     """
 
     def __init__(self, entries: dict[tuple[str, str], bytes] | None = None) -> None:
@@ -21,8 +21,8 @@ class Bundle:
         It writes new entries to both. Entries that it reads from `store` are copied to the bundle.
 
         Args:
-            folder: The folder of the entries.
-            store: The store of that folder; None if there is none.
+            folder: The name of the store's folder.
+            store: The store of that folder; None if there is none. Only the bundle is then used.
         """
         return _LayeredStore(self.entries, folder, store)
 

@@ -26,7 +26,7 @@ class LeastRecentlyUsed(Generic[V]):
         self._lock = forks.lock()
 
     def get(self, key: Hashable) -> V | None:
-        """Returns the value of a key and marks it as used; None if there is none."""
+        """Returns the value of a key, and marks the entry as the most recently used one; None if there is no such entry."""
         latest = self._latest
         if latest is not None and latest[0] == key:
             return latest[1]

@@ -1,4 +1,4 @@
-"""Callbacks by which an XLA program runs torch's own kernels. Exceptions of the kernels are raised to the caller of the program."""
+"""Callbacks by which an XLA program runs torch's own kernels. The call of the program raises the exceptions of these kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kernel:
     Attributes:
         write: Called with a list of the results' buffers and a list of the operands, all as tensors. It writes to the results, and must not
             write to the operands.
-        operands: The shape and strides in which each operand's buffer is read.
+        operands: The shape and strides with which `write` sees each operand's buffer.
         copies: True if the operands are copied to torch's memory, so that `write` may keep them. XLA frees or reuses its own memory as soon
             as the callback returns.
     """
@@ -53,7 +53,7 @@ class Kernel:
 
 
 class KernelFailed(Exception):
-    """Raised to XLA in place of a kernel's exception. XLA passes on only its text, which has the number of the exception in `_failures`."""
+    """Raised to XLA in place of a kernel's exception. XLA passes on only the text, which contains the exception's number in `_failures`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Failure:
 
     Attributes:
         error: The exception.
-        trace: Its traceback when the kernel raised it.
+        trace: The exception's traceback when the kernel raised it.
         thread: The id of the kernel's thread.
     """
 
@@ -74,9 +74,10 @@ class _Failure:
 class _Failures:
     """Keeps exceptions of kernels until the call of their program raises them.
 
-    XLA often runs a kernel in the thread that calls the program. An exception of that thread belongs to that call. An exception of another
-    thread is found by its number in XLA's message. If kernels fail in several threads at the same time, a message may contain numbers of
-    several exceptions (if Python switches threads while jaxlib writes the message). The last number is usually that of the call.
+    XLA often runs a kernel in the thread that calls the program. An exception that was raised in this thread belongs to this call. An
+    exception of another thread is found by its number in XLA's message. If kernels fail in several threads at the same time, a message may
+    contain the numbers of several exceptions, since Python may switch threads while jaxlib writes the message. The last number is usually
+    that of the message's own call.
     """
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class _Failures:
 
         Args:
             text: XLA's message.
-            before: The number of the last exception that was kept before the call began.
+            before: The number of the last exception that any call had kept before this call began.
         """
         in_text = [int(number) for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text) if int(process) == os.getpid()]
         if not in_text:
@@ -136,8 +137,8 @@ class _Failures:
         return failure.error
 
 
-# The maximum number of kept exceptions. Exceptions that were never raised are dropped only when no program is running, which may never
-# happen.
+# The maximum number of kept exceptions. Without a maximum, exceptions that no call raises could pile up: they are dropped only when no
+# program is running, which may never happen.
 _MAX_FAILURES = 100
 
 _failures = _Failures()
@@ -150,7 +151,7 @@ _TORCH_OPS_FILE = torch._ops.__file__
 
 
 def _release(trace: TracebackType | None) -> None:
-    """Clears the frames of an exception that refer to XLA's memory, so that no debugger reads freed memory."""
+    """Clears the frames of a traceback that refer to XLA's memory, so that no debugger reads freed memory."""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith((_DYNAXLA_FOLDER, _TORCH_OPS_FILE)):
             with suppress(RuntimeError):  # the frame is still running, because the same exception object was raised earlier, too

@@ -23,12 +23,12 @@ _thread = threading.local()
 
 
 def is_capturing() -> bool:
-    """True if this thread is inside `capturing`, so that a graph that is traced now is one of dynaxla's."""
+    """True if this thread is inside `capturing`, so that dynaxla, not another tracer, traces the current graph."""
     return getattr(_thread, "depth", 0) > 0
 
 
 def keep(value: Any) -> None:
-    """Keeps an object alive until this thread leaves `capturing`: an object that a graph refers to, and later the graph's program."""
+    """Keeps an object, to which the captured graph refers, alive until this thread leaves `capturing`. Only inside `capturing`."""
     _thread.kept.append(value)
 
 
@@ -36,8 +36,8 @@ def keep(value: Any) -> None:
 def capturing() -> Iterator[None]:
     """Inside the context, only this thread captures graphs.
 
-    As in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads. Otherwise torch would treat a call of any compiled
-    function, in any thread, as a call to be traced, and refuse it.
+    As during TorchDynamo's captures, `torch.compiler.is_compiling()` is true in all threads. Otherwise torch would refuse calls of compiled
+    functions in any thread while a graph is traced, because it would take them for a part of the traced function.
     """
     with private.capture_lock, private.checks_have_side_effects():
         before = private.compiling_flag()

@@ -20,11 +20,11 @@ from .private import Fast
 def cpu_device() -> jax.Device:
     """Returns the CPU device for programs that are compiled now: the device of dynaxla's own PJRT client with as many threads as torch has.
 
-    dynaxla does not use JAX's own CPU client, for three reasons. That client dispatches every program to another thread, which costs more
-    than a small program itself, and only a global setting of the user's can disable it. Its pool has one thread per core, whatever torch's
-    setting is. And once one of JAX's own clients is started, JAX warns at every fork, such as those of a DataLoader's workers.
+    dynaxla does not use JAX's own CPU client, for three reasons. That client hands every program to another thread, which takes longer than
+    a small program itself, and which only a global setting of the user's can disable. Its pool has one thread per core, whatever torch's
+    setting is. And once JAX has started one of its own clients, JAX warns at every fork, such as those of a DataLoader's workers.
 
-    If jaxlib does not support clients like dynaxla's, the device is that of JAX's own client.
+    If jaxlib does not support clients like dynaxla's, the device is that of JAX's own CPU client.
 
     Raises: ForkError in a child of a process that had used XLA.
     """
@@ -36,7 +36,7 @@ def cpu_device() -> jax.Device:
 
 
 def _own_cpu_device(threads: int) -> jax.Device | None:
-    """Returns the device of the client with this number of threads. The first call creates it. None if jaxlib does not support this."""
+    """Returns the device of the client with this number of threads, which the first call creates; None if jaxlib does not support it."""
     own = _own_clients.get(threads)
     if own is None:
         with _creation_lock:
@@ -44,7 +44,7 @@ def _own_cpu_device(threads: int) -> jax.Device | None:
         if own.device is not None:
             private_self_tests.run(own.device)
             if not (Fast.to_buffer and Fast.torch_to_capsule):
-                private.gate(["make_cpu_client"], "the public way to import memory gives it to JAX's own client")
+                private.gate(["make_cpu_client"], "the public function imports torch's memory only to JAX's own client")
                 _own_clients[threads] = own = _OwnClient(None)
     return own.device
 
@@ -54,8 +54,8 @@ class _OwnClient:
     """A PJRT client of dynaxla.
 
     Attributes:
-        device: Its device; None if jaxlib does not support such clients.
-        threads: The number of threads in its pool, as text.
+        device: The client's device; None if jaxlib does not support such clients.
+        threads: The number of threads in the client's pool, as text (PJRT_NPROC).
     """
 
     device: jax.Device | None
@@ -69,8 +69,8 @@ _creation_lock = forks.lock()
 
 
 def _make_client(threads: int) -> _OwnClient:
-    # Only this environment variable sets the size of a client's pool. C++ code reads it when it creates the client. The lock prevents JAX
-    # from creating its own client in another thread meanwhile, since that would read the variable, too.
+    # Only this environment variable sets the size of a client's pool. C++ code reads the variable when it creates the client. The lock
+    # stops other threads from creating JAX's own client meanwhile, whose pool would get this size, too.
     with private.client_lock, c_environment("PJRT_NPROC", str(threads)) as value:
         client = private.make_cpu_client()
         return _OwnClient(client.local_devices()[0], value) if client is not None else _OwnClient(None)
@@ -80,8 +80,8 @@ def _make_client(threads: int) -> _OwnClient:
 def c_environment(name: str, value: str) -> Iterator[str]:
     """Sets an environment variable inside the context for C code only, unless the user has set it. Yields the variable's value.
 
-    `os.environ` is unchanged, so Python code in other threads does not see the variable. But a subprocess that another thread starts
-    meanwhile inherits it, unless that thread passes an explicit environment.
+    `os.environ` is unchanged, so Python code does not see the variable. But a subprocess that another thread starts meanwhile inherits the
+    variable, unless that thread passes an explicit environment.
     """
     if name in os.environ:
         yield os.environ[name]
@@ -97,7 +97,7 @@ def c_environment(name: str, value: str) -> Iterator[str]:
 def environment(name: str, value: str) -> Iterator[None]:
     """Sets an environment variable inside the context, unless the user has set it.
 
-    Other threads see it in `os.environ`. A lock allows one thread at a time to set variables.
+    Other threads see the variable in `os.environ`. A lock allows only one thread at a time inside such a context.
     """
     with _creation_lock:
         if name in os.environ:
@@ -111,7 +111,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def virtual_devices(count: int) -> list[jax.Device]:
-    """Returns this many CPU devices for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
+    """Returns this many CPU devices of one client, for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
     if forks.has_lost_xla():
         raise forks.fork_error()
     with _creation_lock:
@@ -132,9 +132,9 @@ _virtual_clients: dict[int, Any] = {}
 
 
 def _had_used_xla() -> bool:
-    """In a forked child: returns true if the parent had clients of dynaxla.
+    """In a forked child: returns true if the parent had clients of dynaxla. Leaks these clients, and MLIR's thread pool.
 
-    The child never frees these clients or MLIR's thread pool: it would wait forever for their threads, which a fork does not copy.
+    If the child freed them, it would wait forever for their threads, which a fork does not copy.
     """
     devices = [own.device for own in _own_clients.values() if own.device is not None]
     for client in [*(device.client for device in devices), *_virtual_clients.values()]:
@@ -153,5 +153,5 @@ def is_own(device: jax.Device) -> bool:
 
 
 def threads_of(device: jax.Device) -> str:
-    """Returns the number of threads in a CPU device's pool, as text."""
+    """Returns the number of threads in the pool of a CPU device's client, as text."""
     return next((own.threads for own in list(_own_clients.values()) if device is own.device), str(os.cpu_count()))

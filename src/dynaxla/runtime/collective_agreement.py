@@ -1,21 +1,22 @@
 """Compares the collectives of programs among processes before a program's first run. Without this check, processes with different
 collectives would deadlock, or combine unrelated tensors.
 
-The processes do not compare whole programs but the sequence of collectives over each process group. One process may have the same sequence
-in two programs (because it read a value in between) that another process has in one. Each process counts the collectives that its programs
-have called over a group.
+The processes do not compare whole programs but the sequence of collectives over each process group. One process may have in two programs
+(because it reads a value in between) the sequence that another process has in one program. For each group, a process counts the collectives
+that its programs have called.
 
 In a program's first run, the process *posts* the program's next collectives: it writes them to the group's store, under its count. Then it
-waits until every other process of the group has posted the same collectives. A process that waits asks the other processes to post (a
-*request*). A process whose program has run before posts and compares nothing by itself. But if its collective does not return within
-`_POLL_SECONDS`, a thread reads requests from the store and answers them.
+waits until every other process of the group has posted the same collectives, and asks those that have not posted to do so (a *request*). A
+process whose program has run before posts and compares nothing by itself. But if its collective takes longer than about `_POLL_SECONDS`, a
+thread of this process reads requests from the store and answers them.
 
 A collective of a training step that runs in eager mode counts as a program with one collective (`call_eagerly`). On a GPU, where the host
-does not wait for it, it is posted without a request.
+does not wait for the collective, every such collective is posted, even if no process has requested it.
 
 If XLA itself executes the collectives of a program, they are compared before the program is compiled.
 
-Collectives are not compared if all programs that contain them have run before, or if they are called outside of programs and steps.
+Collectives are not compared if, on every process, the program that contains them has run before. Collectives outside of programs and steps
+are never compared.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from ..observe import metrics
 from . import private
 from .cache import LeastRecentlyUsed
 
-# While a collective runs, its process reads requests of other processes at this interval, in seconds.
+# While collectives run, a thread wakes at this interval, in seconds, to read requests of other processes (see `_LONGEST_INTERVAL`).
 _POLL_SECONDS = 0.1
 # A process whose collective has failed waits this many seconds for the posts of other processes.
 _FAILURE_WAIT_SECONDS = 1.0
-# The number of its latest collectives over a group that a process can still post. A process can run ahead of others by collectives in which
-# it need not wait, for example as the source of a broadcast.
+# A process keeps this many of its latest collectives over a group, which it can still post. A process can run ahead of others by
+# collectives in which it need not wait, for example as the source of a broadcast.
 _MAX_RECENT = 256
-# The maximum number of collectives that an exception lists if one of several has failed.
+# The maximum number of collectives that an exception lists if it is unknown which of several has failed.
 _MAX_NAMED = 3
 
 
@@ -61,8 +62,8 @@ class Collective:
         kind: The kind of op.
         settings: Further arguments that must be equal on all processes.
         tensors: The dtypes and shapes of its tensors, such as "f32[4, 8]".
-        splits: For all_to_all, the sizes sent to each process, and the sizes received from each; else ().
-        where: The line of user code, or "".
+        splits: For all_to_all, the numbers of rows sent to each process, and those received from each; else ().
+        where: The line of user code; "" if it is unknown.
         caller: "" if torch runs the collective, else a text for messages, such as "by XLA among ranks [0, 1]".
     """
 
@@ -97,7 +98,7 @@ class Collective:
 
 
 def _row_type(text: str) -> str:
-    """Returns the description of a tensor without its first dimension: "f32[8]" for "f32[4, 8]"."""
+    """Returns the description of a tensor (see `Collective.tensors`) without its first dimension: "f32[ 8]" for "f32[4, 8]"."""
     head, _, sizes = text.partition("[")
     return f"{head}[{sizes.partition(',')[2]}"
 
@@ -120,7 +121,7 @@ class ProgramCollectives:
         Args:
             index: The collective's index.
             start: Called with the process group; starts the collective and returns its Work.
-            waits_on_host: True if the host waits for the result, as on the CPU. Requests of other processes are answered meanwhile.
+            waits_on_host: True if the host waits for the result, as on the CPU. During the wait, requests of other processes are answered.
 
         Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
         """
@@ -134,7 +135,7 @@ class ProgramCollectives:
         channel.begin(collective)
         work = start(group)
         try:
-            # Another thread answers requests. This thread cannot answer between short waits, because gloo's reduce_scatter takes no
+            # Another thread answers requests. This thread cannot do so between short waits, because gloo's reduce_scatter takes no
             # timeout.
             with contextlib.ExitStack() as stack:
                 if waits_on_host and channel.others:
@@ -144,7 +145,7 @@ class ProgramCollectives:
             raise channel.failure([collective], error, self._from(index + 1, collective.group)) from error
         except BaseException:  # Ctrl-C
             with contextlib.suppress(RuntimeError):
-                work.wait()  # the collective must not write to the program's memory after this call
+                work.wait()  # the collective must not write to the program's memory after `run` has returned
             raise
 
     # For programs whose collectives XLA itself executes
@@ -161,7 +162,7 @@ class ProgramCollectives:
         """A context for a run of the program, in which XLA executes the collectives. Requests of other processes are answered meanwhile.
 
         Args:
-            shut_down: Makes the running collectives fail on all processes. Called after a mismatch or a timeout.
+            shut_down: Makes the running collectives fail on all processes. Called after a mismatch, a timeout or a failure.
 
         Raises: CollectiveMismatch or CollectiveFailed if a collective fails.
         """
@@ -193,7 +194,7 @@ class ProgramCollectives:
             raise self._failure(channels, RuntimeError(timeout) if timeout else error) from error
 
     def _failure(self, channels: dict[str, _Channel], error: Exception) -> Exception:
-        """Returns the exception for a failed run: a CollectiveMismatch if there is one in any group."""
+        """Returns the exception for a failed run: a CollectiveMismatch if the collectives of any group differ, else a CollectiveFailed."""
         errors = [channel.failure(self._from(0, name), error) for name, channel in channels.items()]
         return next((item for item in errors if isinstance(item, CollectiveMismatch)), errors[0])
 
@@ -234,7 +235,7 @@ def _answer(channel: _Channel, upcoming: Sequence[Collective]) -> None:
 
 
 class _Channel:
-    """The posts of a process group, as this process sees them. A *group rank* is a process's rank within the group.
+    """The collectives and posts of one process group, as this process sees them. A *group rank* is a process's rank within the group.
 
     Attributes:
         others: The group ranks of the other processes; empty if the group has no store.
@@ -250,12 +251,12 @@ class _Channel:
             [group_rank for group_rank in range(len(self._ranks)) if group_rank != self._group_rank] if self._store is not None else []
         )
         self._count = 0  # the number of collectives that this process has called over the group
-        self._recent: deque[Collective] = deque(maxlen=_MAX_RECENT)  # the latest of them
+        self._recent: deque[Collective] = deque(maxlen=_MAX_RECENT)  # the latest of these collectives
         self._round = 0  # the number of mismatches so far; see `_start_next_round`
-        # By group rank, the latest post of a process: the count of its first collective, and its collectives.
+        # By group rank, the latest post of a process: the count of the post's first collective, and the posted collectives.
         self._posts: dict[int, tuple[int, list[Collective]]] = {}
         self._posted_counts: set[int] = set()  # the counts under which this process has posted
-        self._requests_answered = 0  # the number of requests, of all processes, of which this process has answered all
+        self._requests_answered = 0  # this process has answered all of the first so many requests of all processes
         self._difference: CollectiveMismatch | None = None
         self.eager: LeastRecentlyUsed[ProgramCollectives] = LeastRecentlyUsed(_MAX_RECENT)
 
@@ -270,7 +271,7 @@ class _Channel:
         self._recent.append(collective)
 
     def post_next(self, collective: Collective) -> None:
-        """Posts the next collective without a request. For collectives on a GPU: no thread could answer a request while they run."""
+        """Posts the next collective without a request. For collectives on a GPU, during which no thread of this process answers any."""
         if not self.others:
             return
         with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
@@ -366,12 +367,12 @@ class _Channel:
             self._requests_answered = requests
 
     def failure(self, started: Sequence[Collective], error: Exception, upcoming: Sequence[Collective] = ()) -> Exception:
-        """Returns the exception for a failed collective. First it waits a while for the posts of other processes, to find a mismatch.
+        """Returns the exception for a failed collective, after a wait of `_FAILURE_WAIT_SECONDS` for posts that show a mismatch.
 
         Args:
-            started: The latest collectives, one of which has failed.
-            error: The original error.
-            upcoming: The next collectives.
+            started: The latest collectives of this process, one of which has failed.
+            error: The error of the failed collective.
+            upcoming: The next collectives of this process.
         """
         start, collectives = self._count - len(started), [*started, *upcoming]
         missing = list(self.others)
@@ -402,7 +403,7 @@ class _Channel:
         return start <= self._count < start + len(posted)
 
     def _collectives_from(self, start: int, upcoming: Sequence[Collective]) -> list[Collective]:
-        """Returns the recent and next collectives of this process from a count on; [] if that is too long ago, or not known yet."""
+        """Returns this process's collectives from the count `start` on; [] if the first of them is too long ago, or not known yet."""
         first = self._count - len(self._recent)
         return [*self._recent, *upcoming][start - first :] if start >= first else []
 
@@ -434,14 +435,14 @@ class _Channel:
         return True
 
     def _compare(self, group_rank: int, start: int, collectives: Sequence[Collective]) -> None:
-        """Compares collectives of this process, from the count `start` on, with the latest post of another. Raises: CollectiveMismatch."""
+        """Compares collectives of this process, from the count `start` on, with another's latest post. Raises: CollectiveMismatch."""
         posted_from, posted = self._posts[group_rank]
         for own, other in zip(collectives, posted[start - posted_from :], strict=False):
             if not own.matches(other, self._group_rank, group_rank):
                 raise self._mismatch(group_rank, own, other)
 
     def _mismatch(self, group_rank: int, own: Collective, other: Collective) -> CollectiveMismatch:
-        """Returns the exception for a collective of this process that differs from that of another. It lists them in the order of ranks."""
+        """Returns the exception for a collective of this process that differs from another process's, with both in the order of ranks."""
         (first_rank, first), (second_rank, second) = sorted(
             [(self._ranks[self._group_rank], own), (self._ranks[group_rank], other)], key=lambda item: item[0]
         )
@@ -454,7 +455,7 @@ class _Channel:
         )
 
     def _start_next_round(self) -> None:
-        """Discards all posts after a mismatch. Later posts have new keys, with the number of the round. All processes do the same."""
+        """Discards all posts after a mismatch, as all processes do. Later posts have new keys, with the number of the new round."""
         self._round += 1
         self._posts.clear()
         self._posted_counts.clear()
@@ -485,7 +486,7 @@ def _channel_of(group: Any) -> _Channel:
 
 
 class _IdleClock:
-    """Measures for how long this process has used hardly any CPU time. A program that computes is not waiting for a collective."""
+    """Measures for how long this process has used hardly any CPU time. (A process that computes does not wait for a collective.)"""
 
     def __init__(self) -> None:
         self._idle_since = self._last_call = time.monotonic()
@@ -512,12 +513,12 @@ class _Poller:
         self._running: dict[int, Callable[[], None]] = {}
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        # Held during a call of a function, so that the context `during` does not end meanwhile.
+        # Held while the thread calls a function, so that the function's context `during` does not end meanwhile.
         self._lock = forks.lock()
 
     @contextlib.contextmanager
     def during(self, poll: Callable[[], None]) -> Iterator[None]:
-        """A context during which the thread calls `poll`, repeatedly, if the context lasts long."""
+        """A context during which the thread calls `poll` repeatedly, if the context lasts longer than about `_POLL_SECONDS`."""
         number = next(self._numbers)
         self._running[number] = poll
         if self._thread is None or not self._thread.is_alive():

@@ -27,7 +27,7 @@ def register(device_type: str, jax_device: Callable[[int], jax.Device]) -> None:
 
 
 def is_in_xla(device: torch.device) -> bool:
-    """True if tensors on a device are JAX arrays, so that they have no memory of torch's."""
+    """True if tensors on this device are JAX arrays, so that they have no memory of torch's."""
     return device.type in _array_devices
 
 
@@ -37,7 +37,7 @@ def holds_arrays(device_type: str) -> bool:
 
 
 def platform_of(device: torch.device) -> str:
-    """Returns JAX's name for the platform of a torch device.
+    """Returns JAX's name for the platform of a torch device, such as "cpu", "cuda", "rocm" or "tpu".
 
     Raises: UnsupportedTensor for a device whose memory JAX cannot share.
     """
@@ -59,7 +59,7 @@ def platform_name(device: jax.Device) -> str:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Returns the device in canonical form: the CPU without an index, other devices with one. The default is torch's current GPU."""
+    """Returns the device in canonical form: the CPU without an index; a GPU and the device "jax" with one (default: the current GPU; 0)."""
     if device.type == "cpu":
         return torch.device("cpu")
     if device.index is None and is_in_xla(device):
@@ -75,9 +75,9 @@ def current_gpu() -> int:
 
 
 def common_device(devices: Iterable[torch.device]) -> torch.device:
-    """Returns the one device of a program; cpu if it has no tensors.
+    """Returns the one device of a program, given those of its tensors; the CPU if there are none.
 
-    Raises: DeviceMismatch if there are several.
+    Raises: DeviceMismatch if the devices differ.
     """
     distinct = set(map(with_index, devices))
     if len(distinct) > 1:
@@ -92,14 +92,14 @@ def common_device(devices: Iterable[torch.device]) -> torch.device:
 def main_device(devices: Iterable[torch.device]) -> torch.device:
     """Returns the device, among those of a graph's tensors, on which the graph mainly runs.
 
-    It is the first one in alphabetical order that is neither the CPU nor meta; the CPU if there is none.
+    This is the first device, in alphabetical order, that is neither the CPU nor meta; the CPU if there is none.
     """
     others = {with_index(device) for device in devices if device.type not in ("cpu", "meta")}
     return min(others, key=str) if others else torch.device("cpu")
 
 
 def jax_device(device: torch.device) -> jax.Device:
-    """Returns the JAX device that shares this torch device's memory, or holds its tensors.
+    """Returns the JAX device that shares this torch device's memory, or that holds the arrays of its tensors.
 
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
@@ -111,7 +111,7 @@ def jax_device(device: torch.device) -> jax.Device:
 
 @functools.cache
 def users_cpu_device() -> jax.Device:
-    """Returns the CPU device of JAX's own client, where arrays of the user's JAX code are. `clients.cpu_device` is a different device.
+    """Returns the CPU device of JAX's own client, on which the user's JAX code has its arrays. `clients.cpu_device` is another device.
 
     Raises: UnsupportedTensor if JAX is configured without a CPU platform.
     """
@@ -141,10 +141,10 @@ def _accelerator(platform: str, device: torch.device) -> jax.Device:
 
 
 def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.Device]:
-    """Returns start(). If it creates JAX's GPU client, that client allocates memory as needed, instead of reserving most of it at once.
+    """Returns start(). A GPU client of JAX that this call creates allocates memory as needed, instead of reserving most of it at once.
 
-    JAX reads the variables below when it creates the client. The first one is set during the call only, and not at all if the user has set
-    any of them. The client is JAX's own, and the user's JAX code shares it. Once it exists, JAX warns at every fork.
+    JAX reads the variables below when it creates the client. The first variable is set during the call only, and not at all if the user has
+    set any of them. The client is JAX's own, and the user's JAX code shares it. Once the client exists, JAX warns at every fork.
     """
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):

@@ -25,17 +25,17 @@ _TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
 
 def is_being_traced() -> bool:
-    """True if an active dispatch mode traces the ops (fake tensors, functionalization, make_fx) instead of computing values."""
+    """True if an active dispatch mode traces ops (fake tensors, functionalization, make_fx), so that they compute no values."""
     return bool(private.mode_count()) and any(isinstance(mode, _TRACING_MODES) for mode in _get_current_dispatch_mode_stack())
 
 
 def is_needed(args: Sequence[Any]) -> bool:
-    """True if an input is a fake tensor, or this process cannot use XLA."""
+    """True if torch must run a graph with these inputs: one of them is a fake tensor, or this process cannot use XLA."""
     return forks.has_lost_xla() or any(isinstance(arg, FakeTensor) for arg in args)
 
 
 def run(module: GraphModule, args: list[Any]) -> list[Any]:
-    """Returns the outputs of a graph, computed op by op. Empties args."""
+    """Returns the outputs of a graph, computed op by op by torch. Empties args."""
     metrics.add("by_torch")
     if forks.has_lost_xla():
         _warn()

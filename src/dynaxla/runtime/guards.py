@@ -1,4 +1,4 @@
-"""Checks that tensors and dicts are unchanged, in C++ if torch provides it; and guards on state that TorchDynamo itself does not guard."""
+"""Checks of tensors' metadata and of dicts, in C++ if torch provides it; and guards on state that TorchDynamo itself does not guard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch._guards import TracingContext
 
 from .private import Fast
 
-# A getter is a function without arguments, given as the name of its module and the attribute path: ("torch", ("cuda", "current_device")).
+# A getter: a function without arguments, given as a module's name and the attribute path in it: ("torch", ("cuda", "current_device")).
 Getter = tuple[str, tuple[str, ...]]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ArgumentCheck:
     """Checks that tensors have the same types, dtypes, devices, shapes, strides, and conjugate and negative bits as some example tensors.
 
-    It keeps no reference to the examples.
+    The check keeps no reference to the examples.
 
     Args:
         tensors: The example tensors.
@@ -48,7 +48,7 @@ class ArgumentCheck:
 class DictCheck:
     """Checks that dicts are unchanged since construction, by the version number that CPython or torch keeps for each dict.
 
-    If this Python or torch keeps no version numbers, the dicts count as changed.
+    If neither keeps version numbers, the dicts always count as changed.
     """
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
@@ -61,7 +61,7 @@ class DictCheck:
                 item.add_dict_version_guard(checked, [""], None)
 
     def are_unchanged(self) -> bool:
-        """True if no entry was added, removed or replaced. False if one was, or if this is unknown."""
+        """True if no entry was added, removed or replaced. False if one was, or if that is unknown."""
         return self._tree is not None and bool(self._tree.check(self._dicts))
 
 
@@ -73,27 +73,27 @@ def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
 CAN_GUARD_RESULTS = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
-# Code that is not the user's but runs during the user's functions. Observations ignore it, and all code that it calls.
+# dynaxla's code that runs during the user's functions. Observations of effects (guards/observation.py) ignore this code, and its callees.
 unobserved_code: set[CodeType] = set()
-# Classes whose `__call__` guards all global state that it reads, by `guard_on_result`.
+# Classes whose `__call__` calls `guard_on_result` for all global state that it reads.
 self_guarding: set[type] = set()
 
 
 def is_not_observed(function: F) -> F:
-    """Decorator: registers a function's code in `unobserved_code`, not that of wrappers, which other functions may share."""
+    """Decorator: adds a function's code to `unobserved_code`; not the code of its wrappers, which other functions may share."""
     unobserved_code.add(inspect.unwrap(function).__code__)
     return function
 
 
 def guards_its_state(cls: type[T]) -> type[T]:
-    """Decorator: registers a class in `self_guarding`. Its `__call__` is not observed."""
+    """Decorator: adds a class to `self_guarding`, and the code of its `__call__` to `unobserved_code`."""
     self_guarding.add(cls)
     is_not_observed(cls.__call__)
     return cls
 
 
 class _Collection(threading.local):
-    """The getters that `guard_on_result` was called with in this thread; None outside of `collected_getters`."""
+    """The getters with which this thread has called `guard_on_result`; None outside of `collected_getters`."""
 
     getters: set[Getter] | None = None
 
@@ -103,7 +103,7 @@ _collection = _Collection()
 
 @contextlib.contextmanager
 def collected_getters() -> Iterator[set[Getter]]:
-    """Collects the getters that this thread calls `guard_on_result` with inside the context: a capture depends on their results."""
+    """Collects the getters with which this thread calls `guard_on_result` inside the context: a capture depends on their results."""
     before, _collection.getters = _collection.getters, set()
     try:
         yield _collection.getters
@@ -142,7 +142,7 @@ def guard_on_result(module: str, attributes: Sequence[str]) -> None:
 def guard_current_gpu() -> None:
     """Adds a guard on torch's current GPU to TorchDynamo's current capture, since TorchDynamo does not guard on it.
 
-    It has no effect without a capture, or if CAN_GUARD_RESULTS is false.
+    The call has no effect without a capture, or if CAN_GUARD_RESULTS is false.
     """
     if CAN_GUARD_RESULTS:
         guard_on_result("torch", ("cuda", "current_device"))

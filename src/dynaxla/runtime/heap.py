@@ -1,15 +1,15 @@
 """Settings of the heap of glibc. With other C libraries, the functions of this module do nothing.
 
 XLA allocates memory for a program's temporaries at every call, and frees it afterwards. By default, glibc returns large blocks to the
-system at once, so the next call has a page fault for every page again. These took a third of the time of a training step of mobilenet_v2.
+system at once, so the next call has a page fault for every page again. Page faults took a third of a training step of mobilenet_v2.
 
 The settings apply to the whole process, and cannot be restored, because glibc has no getter for them. Therefore they are changed only if a
-program needs much memory, never if the user has set glibc's own variables, and never with DYNAXLA_HEAP=leave.
+program needs much memory. They are never changed if the user has set glibc's own variables, or with DYNAXLA_HEAP=leave (which the callers
+of this module check).
 
-`keep_freed_memory` also turns off glibc's "fastbins". An aligned allocation leaves a free block of a few bytes in front of it. In a
-fastbin, such a block is not merged with its neighbours. When the allocation is freed, the remaining block is a few bytes too short for the
-next call,
-which takes new memory instead: the heap grows and fragments.
+`keep_freed_memory` also turns off glibc's "fastbins". An aligned allocation leaves a free block of a few bytes in front of itself. In a
+fastbin, such a block is not merged with its neighbours. When the allocation is freed, the free memory is a few bytes too short for the next
+call, which takes new memory instead: the heap grows and fragments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import functools
 import os
 from typing import Any
 
-# In bytes. glibc's settings are changed if a program's temporaries and results need more. glibc's own thresholds for returning memory start
-# at 128 KiB, and adapt only to the size of single freed blocks.
+# In bytes. glibc's settings are changed if a program's temporaries and results need more than this. glibc's own thresholds for returning
+# memory start at 128 KiB, and adapt only to the size of single freed blocks.
 LARGE = 256 << 10
 # Parameters of mallopt, and the largest value of an int. Source: mallopt(3).
 _M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _INT_MAX = 1, -1, -3, 2**31 - 1
@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Returns free memory to the system, unless the user has set glibc's variables. Source: malloc_trim(3)."""
+    """Returns the heap's free memory to the system, unless the user has set glibc's variables. Source: malloc_trim(3)."""
     trim = _function("malloc_trim")
     if trim is not None and not _is_set_by_user():
         trim(0)

@@ -1,12 +1,12 @@
-"""Calls C++ code so that Ctrl-C can end the wait for it.
+"""Calls C++ code so that Ctrl-C ends the wait for the call.
 
 Python handles a signal when the main thread runs Python code again. XLA compiles a program in one call, so Ctrl-C would have no effect
 during the compilation. Therefore another thread makes the call, and the main thread waits. Python handles signals during this wait.
 
 After Ctrl-C, the call goes on in its thread, since XLA cannot stop it, and its result is dropped. A notebook, or a program that catches
-KeyboardInterrupt, goes on at once. When the process ends, it waits for such calls, for two reasons: C++ must not destroy objects that they
-use, and up to Python 3.13 a thread that returns to Python during its shutdown aborts the process. A second Ctrl-C during this wait kills
-the process, as Python itself does after an uncaught KeyboardInterrupt.
+KeyboardInterrupt, goes on at once. When the process ends, it waits for such calls, for two reasons: C++ must not destroy objects that the
+calls use; and up to Python 3.13, a thread that returns to Python during Python's shutdown aborts the process. A second Ctrl-C during this
+wait kills the process by SIGINT, as Python itself does after an uncaught KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import forks
 
-# Timeout in seconds of each wait, after which Python handles a signal that arrived just before the wait.
+# A wait is repeated at this interval, in seconds, so that Python handles a signal that arrived just before the wait.
 _WAIT_SECONDS = 0.5
 
 
@@ -30,9 +30,8 @@ def call(function: Callable[[], Any]) -> Any:
     Raises: the function's exceptions; in the main thread, KeyboardInterrupt and other exceptions of signal handlers, during the call.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if (
-        not is_main or not callable(signal.getsignal(signal.SIGINT)) or threading.stack_size()
-    ):  # XLA may need a larger stack than the user's size
+    # With a stack size that the user has set, no thread is started: XLA may need a larger stack.
+    if not is_main or not callable(signal.getsignal(signal.SIGINT)) or threading.stack_size():
         return function()
     pending = _Call(function)
     try:
@@ -86,7 +85,7 @@ class _Call:
 
 
 class _Abandoned:
-    """The calls that Ctrl-C has interrupted, whose threads still run."""
+    """The calls whose wait Ctrl-C has ended, while their threads still run."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []

@@ -3,8 +3,8 @@
 A program with checks, such as range checks of indices, returns a *code*: the index of the first check that failed, or the number of checks
 if all have held. The code is copied to the host without a wait. For CUDA tensors, the copy goes to pinned memory, and a CUDA event shows
 when it has arrived. For tensors that are JAX arrays, JAX makes the copy. Every later call of any program on the device first reads the
-codes that have arrived, in order, and raises the error of the first one that reports a failure. `finish` waits for all codes. Failures that
-are never raised are logged when the process ends.
+codes that have arrived, in order, and raises the error of the first code that reports a failure. `finish` waits for all codes. Failures
+that no call has raised are logged when the process ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _thread = threading.local()  # attribute `codes`: the list of the innermost cont
 # The exception class and message of each check of a program.
 Checks = Sequence[tuple[type[Exception], str]]
 
-# The maximum number of codes in flight on a device: codes of called programs that have not been read. A CUDA stream queues about as many
+# The maximum number of codes in flight on a device, that is, of codes that the host has not read. A CUDA stream queues about this many
 # kernels before it blocks the host.
 MAX_IN_FLIGHT = 1024
 
@@ -43,7 +43,7 @@ def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
     Args:
         code: The index of the first check that failed, or the number of checks.
         checks: The exception class and message of each check.
-        name: The program's name if its call has already returned. The error then says so. "" otherwise.
+        name: The program's name if its call has already returned; else "". With a name, a note of the error says which program failed.
     """
     if code >= len(checks):
         return None
@@ -63,7 +63,7 @@ def pinned(count: int) -> torch.Tensor:
 def collected() -> Iterator[list[tuple[torch.Tensor, int]]]:
     """Collects the codes of the programs that this thread calls inside the context.
 
-    Yields: a list of pairs: the code (int32[], on the device), and its value if no check has failed.
+    Yields: a list of pairs: the code (int32[], on the device), and the value that the code has if no check has failed.
     """
     outer = getattr(_thread, "codes", None)
     _thread.codes = []
@@ -103,7 +103,7 @@ class _Report:
 
 
 class Reports(ABC):
-    """The codes in flight on one device. Thread-safe. A failure is raised once, in the first thread that reads it."""
+    """The codes in flight on one device. Thread-safe. A failure is raised once, in the thread that reads its code."""
 
     def __init__(self) -> None:
         self._in_flight: deque[_Report] = deque()
@@ -127,7 +127,7 @@ class Reports(ABC):
         """Returns the code of a complete copy. Called once for each copy."""
 
     def add(self, code: Any, checks: Checks, name: str) -> None:
-        """Queues the code of a program that has been called. If MAX_IN_FLIGHT codes are in flight, it first waits for the oldest of them.
+        """Queues the code of a program that has been called. If MAX_IN_FLIGHT codes are in flight, first waits for the oldest of them.
 
         Args:
             code: The code, int32[], on the device.
@@ -151,14 +151,14 @@ class Reports(ABC):
                 self._raise_first()
 
     def finish(self) -> None:
-        """Waits for all codes in flight. Raises: the error of the first one that reports a failure; see the function `finish`."""
+        """Waits for all codes in flight. Raises: the error of the first code that reports a failure; see the function `finish`."""
         with self._lock:
             for report in list(self._in_flight):
                 self._wait(report.sent)
             self._raise_first()
 
     def _raise_first(self) -> None:
-        """Removes the codes that have arrived, in order. Raises: the error of the first one that reports a failure.
+        """Removes the codes that have arrived, in order. Raises: the error of the first code that reports a failure.
 
         The caller must hold the lock.
         """
@@ -262,7 +262,7 @@ def of(device: torch.device) -> Reports:
 
 
 def raise_if_failed(device: torch.device) -> None:
-    """Raises the error of the first code on a device that has arrived and reports a failure."""
+    """Raises the error of the first code of a device that has arrived and reports a failure."""
     if (reports := _reports.get(device)) is not None:
         reports.raise_if_failed()
 
@@ -270,8 +270,8 @@ def raise_if_failed(device: torch.device) -> None:
 def finish() -> None:
     """Waits until GPUs and TPUs have run all called programs that have checks, such as range checks of indices.
 
-    Raises: the error of the first failed check. Errors of other calls are raised by the next call, of this function or of a program. On the
-    CPU there is nothing to wait for, because each call raises its own errors.
+    Raises: the error of the first failed check. The next call, of this function or of a program on the device, raises the error of the next
+    failed check. On the CPU there is nothing to wait for, because each call raises its own errors.
     """
     for reports in list(_reports.values()):
         reports.finish()

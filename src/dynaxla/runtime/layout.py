@@ -1,9 +1,10 @@
 """Maps strided torch tensors to the row-major arrays that are passed to and from XLA.
 
-All arguments and results of a program are row-major. The *packed* array of a tensor is the row-major array of its distinct elements in
-memory order: its dimensions are sorted by stride, and a broadcast dimension (stride 0) has size 1. For example, a transposed tensor of
-shape (3, 4) and strides (1, 3) is passed as an array of shape (4, 3). The program begins (or ends) with the transpose, which XLA folds into
-other operations. So no tensor is copied, unless its distinct elements have gaps or overlaps in memory.
+The arguments and results of a program are row-major, except for those whose memory order XLA chooses on a GPU (`open_inputs` and
+`free_results` of `buffers.protocol.Buffers`). The *packed* array of a tensor is the row-major array of its distinct elements in memory
+order: its dimensions are sorted by stride, and a broadcast dimension (stride 0) has size 1. For example, a transposed tensor of shape (3,
+4) and strides (1, 3) is passed as an array of shape (4, 3). The program begins (or ends) with the transpose, which XLA folds into other
+operations. So no tensor is copied, unless its distinct elements have gaps or overlaps in memory.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import jax
 import torch
 from jax import lax
 
-# The classes of ordinary tensors. (nn.Buffer creates objects of torch.Tensor.) Other subclasses may override any op.
+# The classes of ordinary tensors. (nn.Buffer creates a torch.Tensor.) Other subclasses of torch.Tensor may override any op.
 ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the strides, in elements, of a contiguous tensor."""
+    """Returns the strides, in elements, of a contiguous tensor of this shape."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
@@ -34,7 +35,7 @@ class Layout:
 
     Attributes:
         shape: The tensor's shape.
-        packed_shape: The shape of the packed array (see above).
+        packed_shape: The shape of the packed array (see the module's docstring).
         permutation: Dimension i of the packed array is dimension permutation[i] of the tensor.
         dense: True if the distinct elements fill their memory without gaps or overlaps.
     """
@@ -63,7 +64,7 @@ class Layout:
 
     @staticmethod
     def ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> Layout:
-        """Returns the dense layout of a tensor whose dimension order[i] is dimension i in memory."""
+        """Returns the dense layout of a tensor whose dimension order[i] is dimension i in memory (dimension 0 is the outermost)."""
         return Layout(shape, tuple(shape[dim] for dim in order), order, True)
 
     @property

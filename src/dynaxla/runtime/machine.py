@@ -1,4 +1,4 @@
-"""Properties of the environment on which programs and measurements depend: versions, dynaxla's sources, and the processor."""
+"""The properties of the environment on which programs and measurements depend: versions, dynaxla's sources, and the processor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _IMPORT_TIME = time.time()
 
 
 def machine_name(device: jax.Device) -> str:
-    """Describes the properties on which speed depends: the device, the number of threads on a CPU, and jaxlib's version."""
+    """Returns a text of the properties on which speed depends: the device, the number of threads on a CPU, and jaxlib's version."""
     if device.platform != "cpu":
         return f"{device.device_kind}, jaxlib {private.jaxlib_version()}"
     return f"{processor_name()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"

@@ -1,4 +1,4 @@
-"""Sharded arrays, which are on several devices of a mesh: their shardings, and copies of arrays to a device or mesh."""
+"""Arrays that are sharded over a mesh of devices: their shardings, copies to a device or mesh, and compilation without execution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _expected = False
 
 
 def expect_sharded_arrays() -> None:
-    """Makes calls of programs check for sharded arrays from now on. Must be called before the process creates its first mesh."""
+    """Makes all later calls of programs check for sharded arrays. Must be called before the process creates its first mesh."""
     global _expected
     _expected = True
 
@@ -57,8 +57,8 @@ def topology() -> Topology | None:
 def compile_only(topology: Topology | None = None) -> Iterator[None]:
     """A context in which this thread compiles the programs of tensors on the device "jax", and does not run them.
 
-    So the mesh may be virtual: its devices need not exist. With a topology, programs are compiled for its devices: those on a mesh for all
-    devices, whose number must be the mesh's size, and other programs for its first device.
+    So the mesh may be virtual: its devices need not exist. With a topology, programs are compiled for the topology's devices: a program on
+    a mesh for all of them, whose number must be the mesh's size, and any other program for the first one.
     """
     before = _compile_only.is_active, _compile_only.topology
     _compile_only.is_active, _compile_only.topology = True, topology
@@ -69,7 +69,9 @@ def compile_only(topology: Topology | None = None) -> Iterator[None]:
 
 
 def for_compilation(sharding: NamedSharding | None) -> NamedSharding | None:
-    """Returns a sharding over the devices for which this thread compiles, if these are not the sharding's own.
+    """Returns a sharding like this one over the devices for which this thread compiles; the sharding itself if these are its devices.
+
+    If this thread has no topology, virtual devices of the CPU stand for the devices of a topology.
 
     Raises: ArgumentError if the mesh and the topology have different numbers of devices.
     """
@@ -84,7 +86,7 @@ def for_compilation(sharding: NamedSharding | None) -> NamedSharding | None:
 
 
 def avals_for_compilation(avals: Iterable[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-    """Returns the arguments of a program, placed on the first device of this thread's topology if they are on no mesh."""
+    """Returns the arguments of a program. With a topology, arguments without a sharding are placed on its first device."""
     if _compile_only.topology is None:
         return list(avals)
     sharding = SingleDeviceSharding(_compile_only.topology.devices[0])
@@ -131,7 +133,7 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
     Args:
         shardings: The result of `sharding_of` for each array.
 
-    Raises: DeviceMismatch if two arrays are on meshes with different devices, or with the same devices in another order.
+    Raises: DeviceMismatch if two arrays are on meshes of different devices, or of the same devices in different orders.
     """
     mesh: Mesh | None = None
     for sharding in shardings:
@@ -175,7 +177,7 @@ def device_key(device_or_mesh: DeviceOrMesh) -> object:
 
 
 def device_put(value: Any, device_or_sharding: jax.Device | Sharding) -> jax.Array:
-    """Returns a NumPy array or number as an array on a device or a mesh, with all its bits, and computed even while JAX traces."""
+    """Returns a NumPy array or number as an array on a device or mesh, with its own dtype (even 64 bits), also while JAX traces."""
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(value, device_or_sharding)
 
@@ -183,8 +185,8 @@ def device_put(value: Any, device_or_sharding: jax.Device | Sharding) -> jax.Arr
 def copy_to(array: jax.Array, device_or_mesh: DeviceOrMesh) -> jax.Array:
     """Returns a copy of an array on another device or mesh.
 
-    The copy shares no memory with the array. `device_put` alone would alias shards that stay on their device, and a program that writes to
-    one array in place would change the other.
+    The copy shares no memory with the array. `device_put` alone would alias shards that stay on their device. A program that writes to one
+    of the two arrays in place would then change the other array.
     """
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(jax.device_put(array, may_alias=False), device_or_mesh)

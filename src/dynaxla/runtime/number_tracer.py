@@ -1,8 +1,8 @@
 """Numbers that record the arithmetic and the comparisons of Python code as formulas.
 
 For example, if Python code computes `lr * 0.9 if step > 10 else lr` with tracers of `lr` and `step`, the result has the formula lr * 0.9,
-and the recording has the condition step > 10 (or the opposite). A comparison is answered for the value in the recorded call. The recording
-is valid for all numbers for which every condition has the same outcome. Any other access to the value ends the recording.
+and the recording has the condition that step > 10 is true (or false). A comparison returns the outcome for the values in the recorded call.
+The recording is valid for all numbers for which every condition has the same outcome. Any other access to a value ends the recording.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Constant:
-    """The formula of a constant. Constants are equal if their texts are, so that 1, 1.0 and True differ, and also 0.0 and -0.0."""
+    """The formula of a constant. Constants are compared by their texts, so that 1, 1.0 and True differ, and 0.0 and -0.0 differ, too."""
 
     value: Any = field(compare=False)
     text: str
@@ -32,12 +32,12 @@ class Constant:
 
 # An `Input`, a `Constant`, or a tuple of a function and the formulas of its operands. Formulas are hashable.
 Formula = Any
-# Returns the value of the input with a name.
+# Called with the name of an input; returns the input's value.
 Read = Callable[[Any], Any]
 
 
 def evaluate(formula: Formula, read: Read) -> Any:
-    """Returns the value of a formula. Raises: ArithmeticError, as Python's arithmetic does."""
+    """Returns the value of a formula for the inputs that `read` returns. Raises: ArithmeticError, as Python's arithmetic does."""
     if type(formula) is Input:
         return read(formula.name)
     if type(formula) is Constant:
@@ -70,7 +70,7 @@ def value_of(operand: Any) -> Any:
 
 
 class NumberTrace:
-    """One recording.
+    """One recording. Subclasses implement `inspect`, and override `is_recording` if the recording can end.
 
     Attributes:
         conditions: The outcome of each comparison, by the comparison's formula.
@@ -80,11 +80,11 @@ class NumberTrace:
         self.conditions: dict[Formula, bool] = {}
 
     def is_recording(self) -> bool:
-        """True until the recording ends. Afterwards tracers behave as plain numbers do."""
+        """True until the recording ends. Afterwards, tracers behave like plain numbers."""
         return True
 
     def inspect(self, *formulas: Formula) -> NoReturn:
-        """Ends the recording, because Python code reads the values of these formulas."""
+        """Ends the recording, because Python code reads the values of these formulas. Raises: an exception of the subclass, always."""
         raise NotImplementedError
 
     def compare(self, function: Callable[..., Any], *operands: Any) -> bool:
@@ -98,7 +98,7 @@ class NumberTrace:
 class NumberTracer:
     """A number in a recording. `isinstance(tracer, int)` or `isinstance(tracer, float)` is true, as for its value.
 
-    It is not a subclass of int or float, because code written in C, such as slicing of a list, would read the value of a subclass
+    The class is no subclass of int or float, because code written in C, such as the slicing of a list, would read the value of a subclass
     unnoticed.
 
     Attributes (with a prefix that other classes do not use):
@@ -125,7 +125,7 @@ class NumberTracer:
         return type(self)(self.dynaxla_trace, (function, *map(formula_of, operands)), value)
 
     def dynaxla_has_fixed_type(self, base: Any, exponent: Any) -> bool:
-        """True if base ** exponent has the same type for all numbers for which the conditions hold."""
+        """True if base ** exponent has the same type whenever the conditions hold. Adds conditions (e.g. base > 0) that ensure it."""
         compare = self.dynaxla_trace.compare
         is_positive = compare(operator.gt, base, 0)
         return is_positive and (isinstance(base, float) or isinstance(exponent, float) or compare(operator.ge, exponent, 0))
@@ -136,7 +136,7 @@ class NumberTracer:
             self.dynaxla_trace.inspect(self.dynaxla_formula)
 
     def dynaxla_is_operand(self, value: Any) -> bool:
-        """True if arithmetic and comparisons with this operand are recorded: for tracers, ints, floats and bools, not for subclasses."""
+        """True if arithmetic and comparisons with this value are recorded: for tracers, ints, floats and bools, but not for subclasses."""
         return type(value) in (type(self), int, float, bool)
 
     def __getattr__(self, name: str) -> Any:

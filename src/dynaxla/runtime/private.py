@@ -1,13 +1,13 @@
-"""All private entry points of torch, JAX and jaxlib that dynaxla uses. Only this module and those named `private_*` use such entry points.
+"""Private entry points of torch, JAX and jaxlib. Only this module and those named `private_*` use such entry points.
 
-All names in `torch._C`, `jax._src` and `jaxlib` are private, and so are names with an underscore on torch's and JAX's public modules and
-classes. Not private, by this definition, are the modules that every backend of torch.compile uses (`torch._dynamo`, `torch._functorch`,
-`torch._inductor`, `torch._guards`, `torch._subclasses`, `torch._ops`, decompositions, prims, `torch.utils._pytree` and
-`_python_dispatch`), and the names and properties of ops (`aten._softmax`, `op._schema`). tests/repository/test_sources.py checks all other
-sources by the same definition.
+A *private entry point* is any name in `torch._C`, `jax._src` or `jaxlib`, or a name with an underscore on torch's and JAX's public modules
+and classes. Exceptions are the modules that every backend of torch.compile uses (`torch._dynamo`, `torch._functorch`, `torch._inductor`,
+`torch._guards`, `torch._subclasses`, `torch._ops`, decompositions, prims, `torch.utils._pytree` and `_python_dispatch`), and the names and
+properties of ops (`aten._softmax`, `op._schema`). tests/repository/test_sources.py checks all other sources by the same definition.
 
-Each entry point is looked up once, when this module is imported. Entry points with a public alternative are in `Fast`, and None if this
-torch or jaxlib lacks them. The other entry points have no alternative: if one is missing, its first use raises UnsupportedVersion.
+Each entry point is looked up once, when this module is imported. Entry points with a public alternative in another module are in `Fast`,
+and None if this torch or jaxlib lacks them. Others (`_find`) have an alternative next to them here, or a feature is left out without them.
+Entry points without an alternative (`_require`) raise UnsupportedVersion at their first use if they are missing.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ _storage_at: Any = _find("torch._C._construct_storage_from_data_pointer")
 def _result_handler() -> Callable[..., Any] | None:
     """Returns jaxlib's factory of result handlers. A result handler makes an array of one of a program's results.
 
-    The factory takes the array's aval, its sharding, and `committed`. jaxlib 0.10 checks each result unless `_skip_checks` is set.
+    The factory takes the array's aval, its sharding, and `committed`. If it has the argument `_skip_checks` (jaxlib 0.10), that is set, so
+    that handlers do not check each result.
     """
     make = _find("jaxlib._jax.array_result_handler")
     return functools.partial(make, _skip_checks=True) if "_skip_checks" in (getattr(make, "__doc__", "") or "") else make
 
 
 class Fast:
-    """Entry points that have a public alternative. None for one that is missing or disabled (`gate`, `force_public`)."""
+    """Entry points that have a public alternative. A missing or disabled one (`gate`, `force_public`) is None."""
 
     # Zero-copy transfer: a few microseconds faster than the public DLPack functions.
     to_buffer: Callable[..., jax.Array] | None = _find("jaxlib._jax.dlpack_managed_tensor_to_buffer")
@@ -69,7 +70,7 @@ class Fast:
     # Comparisons in C.
     guards: Callable[..., Any] | None = _find("torch._C._dynamo.guards.TensorGuards")
     guard_tree: Callable[..., Any] | None = _find("torch._C._dynamo.guards.RootGuardManager")
-    # Programs that run in the calling thread and record no traceback of it.
+    # The compilation of programs, and calls that run in the calling thread and record no Python frames.
     make_cpu_client: Callable[..., Any] | None = _find("jaxlib.xla_client.make_cpu_client")
     traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = _find("jaxlib._jax.TracebackScope")
     runtime_executable: Callable[..., Any] | None = _find("jax.stages.Compiled.runtime_executable")
@@ -77,7 +78,7 @@ class Fast:
     pass_manager: Any = _find("jax.extend.mlir.passmanager.PassManager")
 
 
-# The reason why an existing entry point of `Fast` is not used, by its attribute name.
+# By the attribute name of an entry point of `Fast` that exists but is not used, the reason.
 _gated: dict[str, str] = {}
 
 
@@ -88,7 +89,7 @@ def gate(names: Iterable[str], reason: str) -> None:
         _gated[name] = reason
 
 
-# For each fast path, a description with its purpose and full name, and the names of its entry points in `Fast`.
+# For each fast path, its description (the purpose, and the full name of an entry point), and the names of its entry points in `Fast`.
 _FAST_PATHS = {
     "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": ("to_buffer", "torch_to_capsule"),
     "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": ("to_capsule", "torch_from_capsule"),
@@ -136,7 +137,7 @@ def _versions() -> str:
 
 
 def newer_than_known() -> list[str]:
-    """Returns the installed packages, with versions, that are newer than the newest release in KNOWN."""
+    """Returns the installed packages (name and version) that are newer than the newest release in KNOWN."""
     return [
         f"{name} {version}"
         for name, version in (("torch", torch.__version__), ("jax", jax.__version__))
@@ -173,7 +174,7 @@ def _unsupported(name: str) -> UnsupportedVersion:
     return UnsupportedVersion(f"{_versions()} have no {name}, which dynaxla needs", hint=_hint())
 
 
-# The names of the entry points without an alternative that this torch or jaxlib lacks.
+# The names of entry points that this torch or jaxlib lacks, and that have no alternative.
 missing: list[str] = []
 
 
@@ -202,7 +203,7 @@ native_pad: Callable[..., Any] | None = _find("torch._C._nn.pad")
 without_python_dispatcher: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _find("torch._C._DisablePythonDispatcher") or contextlib.nullcontext
 )
-# Called with the names of an op and a dispatch key; returns true if the op has its own kernel for the key.
+# Called with the names of an op and of a dispatch key; returns true if the op has its own kernel for the key.
 _has_kernel: Callable[[str, str], bool] = _require("torch._C._dispatch_has_kernel_for_dispatch_key")
 # Returns the name of the dispatch key of a device type.
 _key_for_device: Callable[[str], str] = _require("torch._C._dispatch_key_for_device")
@@ -216,7 +217,7 @@ _own_libraries: list[torch.library.Library] = []
 
 
 def register_own_libraries(*libraries: torch.library.Library) -> None:
-    """Marks libraries as dynaxla's own, so that `implemented_in_python` omits the kernels that they register now and later."""
+    """Marks libraries as dynaxla's own, so that `implemented_in_python` omits the kernels registered through them, now or later."""
     _own_libraries.extend(libraries)
 
 
@@ -230,7 +231,7 @@ _dispatch_dump: Callable[[str], str] | None = _find("torch._C._dispatch_dump")
 
 
 def is_registered_by_torch(kernel: str) -> bool:
-    """True if one of torch's own files has registered a kernel of `implemented_in_python`. False if torch does not report the file."""
+    """True if torch's own files have registered this kernel of `implemented_in_python`. False if torch does not report the file."""
     namespace, op, key = kernel.split("/")
     files = re.findall(rf"^{key}: registered at (.*):\d+ :: ", _dispatch_dump(f"{namespace}::{op}"), re.M) if _dispatch_dump else []
     return bool(files) and all(Path(file).is_relative_to(_TORCH_FOLDER) for file in files)
@@ -251,7 +252,7 @@ without_innermost_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _
 )
 
 
-# torch's evaluation of size expressions: a class whose methods are the operations, and a function that evaluates an expression with it.
+# torch's evaluation of size expressions: a class whose methods are the operations, and a function that applies them to an expression.
 SizeArithmetic: Any = _find("torch.utils._sympy.reference.PythonReferenceAnalysis") or object
 evaluate_size: Callable[..., Any] = _require("torch.utils._sympy.interp.sympy_interp")
 
@@ -273,23 +274,23 @@ def functional_value(tensor: Any) -> torch.Tensor:
     return value
 
 
-# Returns the number of active dispatch modes in this thread. A call takes some tens of nanoseconds.
+# Returns the number of active dispatch modes in this thread. A call takes a few tens of nanoseconds.
 mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
 
 
-# Returns the number of active pre-dispatch modes.
+# Returns the number of active pre-dispatch modes in this thread.
 _pre_dispatch_mode_count: Callable[[], int] | None = _find("torch._ops._len_torch_dispatch_stack_pre_dispatch")
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which no dispatch mode of this thread handles torch's ops. It does nothing if there are no modes, as usual."""
+    """Returns a context in which no dispatch mode of this thread handles torch's ops. Without active modes, it does nothing."""
     if mode_count() or _pre_dispatch_mode_count is None or _pre_dispatch_mode_count():
         return _disable_current_modes()
     return contextlib.nullcontext()
 
 
 class _BelowAutograd:
-    """See `below_autograd`. A class, because a context manager made from a generator takes twice as long, and calls enter it often."""
+    """See `below_autograd`. It is a class, because a generator's context manager takes twice as long, and many calls enter it."""
 
     __slots__ = ("_contexts",)
 
@@ -321,11 +322,11 @@ current_raw_stream: Callable[[int], int] = _find("torch._C._cuda_getCurrentRawSt
 )
 # Returns an id of the tensor's storage, unique among live storages.
 storage_id: Callable[[torch.Tensor], int] = _find("torch._C._storage_id") or (lambda tensor: tensor.untyped_storage()._cdata)
-# Called with tensors on one storage; returns the positions of tensors that share elements with another. None if this torch lacks it.
+# Called with tensors on one storage; returns the positions of those that share elements with another one. None if this torch lacks it.
 overlapping: Callable[..., list[int]] | None = _find("torch._C._dynamo.guards.compute_overlapping_tensors")
 # True if a storage without memory can be created.
 HAS_EMPTY_STORAGES = bool(Fast.storage_at)
-# Makes reads of a tensor's address raise an exception until its storage gets other memory. Does nothing if this torch lacks it.
+# Makes reads of a tensor's address raise an exception until the tensor's storage gets other memory. Does nothing if this torch lacks it.
 refuse_address: Callable[[torch.Tensor], None] = _find("torch._C._set_throw_on_mutable_data_ptr") or (lambda _: None)
 
 
@@ -360,9 +361,9 @@ def ops_with_kernel(key: str) -> list[torch._ops.OpOverload]:
 
 
 def wrap_backward(context: Callable[[Any], contextlib.AbstractContextManager[Any]]) -> bool:
-    """Makes each backward pass of this process run inside the context manager `context(outputs)`.
+    """Makes each backward pass of this process run inside `context(outputs)`, given the tensors from which the pass starts.
 
-    Returns: False if this torch does not allow it.
+    Returns: False if this torch does not allow it; else True.
     """
     run = _find("torch.autograd.graph._engine_run_backward")
     if run is None or _find("torch.autograd._engine_run_backward") is not run:
@@ -394,7 +395,7 @@ def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int
 # Functions that write a CPU storage's bytes to a file, and read them back, as torch.save and torch.load do.
 write_storage: Callable[..., None] = _require("torch.UntypedStorage._write_file")
 read_storage: Callable[..., torch.UntypedStorage] = _require("torch.UntypedStorage._set_from_file")
-# Returns an id of a storage, unique among live storages.
+# Returns an id of a storage, unique among live storages. (`storage_id` takes a tensor instead.)
 identity_of: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 
 
@@ -405,7 +406,7 @@ def storage_uses(storage: torch.UntypedStorage) -> int:
 
 # torch's settings
 
-# The public modules with the settings of float32 matmul precision, by backend and op.
+# By backend and op, the public module that has the setting of the op's float32 precision.
 FLOAT32_PRECISIONS = {
     ("generic", "all"): "torch.backends",
     ("cuda", "all"): "torch.backends.cudnn",
@@ -424,14 +425,14 @@ def _public_float32_precision(backend: str, op: str) -> str:
 
 
 # Called with the names of a backend and an op. Returns how the backend's kernels may round float32 operands of the op: "ieee" (not at all),
-# "tf32", "bf16" or "none" (not set). An op without a setting inherits the backend's "all" setting, which in turn inherits the generic one.
-# torch's kernels use this getter, too. (The older getters, `torch.get_float32_matmul_precision` and `allow_tf32`, raise if older and newer
-# settings contradict each other.) A call takes 0.2 us.
+# "tf32", "bf16" or "none" (not set). An op without a setting inherits the backend's setting for "all". A backend without this setting
+# inherits that of ("generic", "all"). torch's kernels use this getter, too. (The older getters, `torch.get_float32_matmul_precision` and
+# `allow_tf32`, raise if older and newer settings contradict each other.) A call takes 0.2 us.
 float32_precision: Callable[[str, str], str] = _find("torch._C._get_fp32_precision_getter") or _public_float32_precision
 
 
 def _setting(module: Any, name: str) -> Callable[[], Any]:
-    """Returns a getter of a setting in `torch.backends`: the C++ function itself, if there is one. The public property takes 2 us."""
+    """Returns a getter of a setting in `torch.backends`: the C++ function of the public property if it has one. The property takes 2 us."""
     getter = getattr(inspect.getattr_static(module, name, None), "getter", None)
     return getter if callable(getter) else functools.partial(getattr, module, name)
 
@@ -449,8 +450,8 @@ BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = (
     torch.backends.cuda.math_sdp_enabled,
     torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
     torch.backends.cuda.cudnn_sdp_enabled,
-    # Getters that not every version of torch has. The first five have public attributes, which take 1 to 4 us each; the other getters
-    # have no public attribute.
+    # Getters that not every version of torch has. The settings of the first five also have public attributes, but reading one takes 1 to
+    # 4 us. The other settings have no public attribute.
     *filter(
         None,
         (
@@ -471,7 +472,7 @@ _top_saved_tensor_hooks: Callable[..., Any] = _find("torch._C._autograd._top_sav
 
 
 def saved_tensor_hooks() -> tuple[Any, ...] | None:
-    """Returns the pair of hooks that autograd would apply now to saved tensors; None without hooks."""
+    """Returns the hooks (pack, unpack) that autograd would apply now to saved tensors; None without hooks."""
     return _top_saved_tensor_hooks(True)
 
 
@@ -488,7 +489,7 @@ _skip_code: Callable[[Any], None] = _require("torch._dynamo.eval_frame.skip_code
 
 
 def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper of a function. TorchDynamo compiles neither the function nor its callees when the wrapper is called."""
+    """Returns a wrapper of a function. During a call of the wrapper, TorchDynamo compiles neither the function nor its callees."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if _eval_frame() is None:
@@ -505,7 +506,7 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Global state of torch's tracers
 
-# TorchDynamo's own lock, which is reentrant.
+# TorchDynamo's own lock, which is reentrant; a new lock if this torch lacks it.
 capture_lock: Any = _find("torch._dynamo.convert_frame.compile_lock") or forks.lock()
 forks.reset_after_fork(capture_lock)
 
@@ -522,7 +523,7 @@ def set_compiling_flag(value: Any) -> None:
     torch.compiler._is_compiling_flag = value
 
 
-# torch's registration of the side effect of aten._linalg_check_errors: an EffectType, or None for no effect.
+# torch's registration of the side effect of aten._linalg_check_errors. Its attribute `effect` is an EffectType, or None for no effect.
 _registry_entry: Callable[[str], Any] | None = _find("torch._library.simple_registry.singleton.find")
 _effect_of_checks: Any = None if _registry_entry is None else _registry_entry("aten::_linalg_check_errors").effect
 _EffectType: Any = _find("torch._library.effects.EffectType")
@@ -532,7 +533,7 @@ _EffectType: Any = _find("torch._library.effects.EffectType")
 def checks_have_side_effects() -> Iterator[None]:
     """Keeps AOTAutograd, inside the context, from removing linear-algebra checks as dead code, although no node reads their results.
 
-    From torch 2.13 on it never removes them. The calling thread must hold the capture lock.
+    From torch 2.13 on, AOTAutograd never removes them. The calling thread must hold the capture lock.
     """
     if _EffectType is None or _effect_of_checks is None or _effect_of_checks.effect is not None:
         yield
@@ -550,7 +551,7 @@ _AliasCheckMode: Any = _find("torch._functorch._aot_autograd.runtime_wrappers._A
 def check_of_aliases() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which torch warns or raises, as its settings say, if results of a custom op alias operands or each other.
 
-    AOTAutograd does the same in the first call of a compiled function, but does not see custom ops that an XLA program calls.
+    AOTAutograd makes the same check in the first call of a compiled function, but does not see custom ops that an XLA program calls.
     """
     is_enabled = getattr(torch._functorch.config, "check_custom_op_aliasing", False)
     return _AliasCheckMode() if is_enabled and _AliasCheckMode is not None else contextlib.nullcontext()
@@ -595,7 +596,7 @@ def boxed_completed_work() -> Any:
     return torch.distributed.Work.boxed(completed_work())
 
 
-# Process groups. Each has one backend per device type. A group that a debugging mode wraps does not expose its backend.
+# Process groups. A group has one backend for each device type. If a debugging mode of torch wraps the group, the backend is not accessible.
 
 
 _resolve_group: Callable[[str], Any] = _require("torch.distributed.distributed_c10d._resolve_process_group")
@@ -613,7 +614,7 @@ def store_of(group: Any) -> Any:
 
 
 def timeout_of(group: Any) -> float:
-    """Returns the timeout of a collective of CPU tensors, in seconds."""
+    """Returns the timeout of a group's collectives of CPU tensors, in seconds: torch's default if the group does not show its own."""
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)
     timeout = getattr(options, "_timeout", None) or torch.distributed.constants.default_pg_timeout
     return float(timeout.total_seconds())
@@ -633,7 +634,7 @@ def reduce_scatter(group: Any, output: torch.Tensor, tensor: torch.Tensor, optio
 
 
 def unsupported_ddp_feature(module: Any) -> str:
-    """Returns the name of a feature of DistributedDataParallel, other than averaging gradients, that the module uses; "" if none."""
+    """Returns the name of a feature that this DistributedDataParallel uses, other than averaging gradients; "" if there is none."""
     reasons = {
         "a communication hook": bool(getattr(module, "_comm_hooks", ())) or hasattr(module, "buffer_hook"),
         "static_graph": module.static_graph,
@@ -648,14 +649,14 @@ def unsupported_ddp_feature(module: Any) -> str:
 
 
 def averaged_parameters(module: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    """Returns the names and parameters whose gradients a DistributedDataParallel averages."""
+    """Returns the parameters whose gradients a DistributedDataParallel averages, with their names in the wrapped module."""
     reduced = {id(parameter) for parameter in module._module_parameters if parameter.requires_grad}
     return [(name, parameter) for name, parameter in module.module.named_parameters() if id(parameter) in reduced]
 
 
 @contextlib.contextmanager
 def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], object]) -> Iterator[None]:
-    """Makes a DistributedDataParallel call its module without averaging gradients inside the context.
+    """Makes a DistributedDataParallel, inside the context, call its module without averaging gradients.
 
     Args:
         module: The DistributedDataParallel.
@@ -663,7 +664,7 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
     """
 
     def pre_forward(*inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if module.will_sync_module_buffers():  # no buffer_hook changes the time of synchronisation: see `unsupported_ddp_feature`
+        if module.will_sync_module_buffers():  # always before the forward pass, since a buffer_hook is an unsupported feature
             share_buffers([item for name, item in module.module.named_buffers() if name not in module.parameters_to_ignore])
         module.require_forward_param_sync = torch.is_grad_enabled() and module.require_backward_grad_sync
         if not module.device_ids:
@@ -690,16 +691,16 @@ def call_after_backward(function: Callable[[], object]) -> None:
 
 
 def op_lookup_codes() -> tuple[types.CodeType, ...]:
-    """Returns the code objects of torch's functions that look up an op when the op is called, and cache an entry at its first call.
+    """Returns the code objects of torch's functions that look up a called op, and add a cache entry at the op's first call.
 
-    They belong to the registry of custom ops, and to DTensor's sharding propagation (if this process has DTensors).
+    The functions belong to the registry of custom ops, and to DTensor's sharding propagation (if this process has DTensors).
     """
     dispatcher = getattr(sys.modules.get("torch.distributed.tensor._dispatch"), "OpDispatcher", None)
     functions = getattr(_registry_entry, "__func__", None), getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
     return tuple(function.__code__ for function in functions if function is not None)
 
 
-# Private parts of JAX and jaxlib
+# Private parts of JAX and jaxlib, and then of torch.compile and autograd
 
 
 _CompileOptions, _DeviceList = _find("jaxlib.xla_client.CompileOptions"), _find("jaxlib.xla_client.DeviceList")
@@ -708,7 +709,7 @@ if Fast.make_cpu_client and (_CompileOptions is None or _DeviceList is None):  #
 
 
 def make_cpu_client(devices: int = 1) -> Any | None:
-    """Returns a PJRT client for the CPU whose programs run in the calling thread; None if jaxlib does not support it."""
+    """Returns a PJRT client with this many CPU devices, whose programs run in the calling thread; None if jaxlib does not support it."""
     if Fast.make_cpu_client is None:
         return None
     try:
@@ -731,18 +732,18 @@ def compile_options(device: jax.Device, options: Mapping[str, Any]) -> tuple[Any
     return compile_options, _DeviceList((device,))
 
 
-# JAX's lock: while this thread holds it, no other thread creates one of JAX's own clients.
+# JAX's lock: while a thread holds it, no other thread creates one of JAX's own clients.
 client_lock: contextlib.AbstractContextManager[Any] = _find("jax._src.xla_bridge._backend_lock") or contextlib.nullcontext()
 
 
 def mlir_threads() -> Any | None:
-    """Returns MLIR's thread pool; None if JAX has not created one. It imports nothing, because a child calls it right after a fork."""
+    """Returns JAX's MLIR thread pool; None if there is none. Imports nothing, because a child process calls this right after a fork."""
     return getattr(sys.modules.get("jax._src.interpreters.mlir"), "global_thread_pool", None)
 
 
 # Removes a jaxpr from JAX's cache of dead-code elimination, whose keys are weak references. From JAX 0.11 on, the entry of a jaxpr with
-# `keep_unused=True` refers to the jaxpr itself. So without this, neither the jaxpr nor the program's constants and kernels would ever be
-# freed.
+# `keep_unused=True` refers to the jaxpr itself. Without the removal, neither the jaxpr nor the program's constants and kernels would ever
+# be freed.
 _evict_jaxpr: Callable[[Any], object] | None = _find("jax._src.interpreters.pxla._dce_jaxpr.evict_weakref")
 
 
@@ -768,7 +769,7 @@ def host_callbacks(lowered: jax.stages.Lowered) -> Any:
 
 
 def varying_axes(aval: Any) -> frozenset[str]:
-    """Returns the mesh axes along which a value of this type varies inside `jax.shard_map`. JAX has renamed the attribute repeatedly."""
+    """Returns the mesh axes along which a value with this aval varies inside `jax.shard_map`. JAX has renamed the attribute repeatedly."""
     for name in ("manual_axis_type", "mat"):
         if (axis_type := getattr(aval, name, None)) is not None:
             return frozenset(axis_type.varying)
@@ -787,7 +788,7 @@ _innermost_backend = _require("torch._dynamo.eval_frame.innermost_backend")
 
 
 def backend_of(function: Any) -> Any:
-    """Returns the backend of a module or function that `torch.compile` has returned, or of a module after `module.compile()`; else None."""
+    """Returns the backend of a module or function that is compiled by `torch.compile` or `module.compile()`; None if it is not compiled."""
     context = getattr(function, "dynamo_ctx", None)
     if context is not None:
         return _innermost_backend(context.callback)
@@ -813,7 +814,7 @@ _next_sequence_number: Callable[[], int] = _require("torch.autograd._get_sequenc
 
 
 def autograd_position() -> tuple[int, bool]:
-    """Returns the sequence number of autograd's latest node, and False. In a backward pass: the number of the current node, and True."""
+    """Returns the sequence number of autograd's latest node, and False. In a backward pass: that of the current node, and True."""
     node = _current_node()
     return (_next_sequence_number() - 1, False) if node is None else (node._sequence_nr(), True)
 
@@ -823,7 +824,7 @@ backward_id: Callable[[], int] = _require("torch._C._current_graph_task_id")
 
 
 def forward_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Returns the `forward` of a graph module with its code generated. Lazily generated modules have a placeholder until the first call."""
+    """Returns a graph module's `forward` with generated code. Some modules generate it lazily: until then, `forward` is a placeholder."""
     recompile = getattr(module, "real_recompile", None)
     if recompile is not None:
         recompile()

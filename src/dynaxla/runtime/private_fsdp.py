@@ -115,7 +115,7 @@ def _keeps_unreduced_in_grad(parameter: Parameter) -> bool:
 
 @functools.cache
 def _reported(missing: str) -> str:
-    """Logs the name of a missing attribute or function, unless it is "". Returns the name."""
+    """Logs the name of a missing attribute or function, unless the name is "". Returns the name."""
     if missing:
         log.warning("FSDP2 of torch %s has no %s: torch's own hooks gather the parameters of steps", torch.__version__, missing)
     return missing
@@ -139,7 +139,7 @@ def groups_of(state: State) -> Sequence[Group]:
 
 
 def prepare(modules: Sequence[Any]) -> None:
-    """Prepares modules for a step: runs torch's lazy initialisation, if it has not run, and reshards all parameters."""
+    """Prepares modules for a step, unless `missing_in` reports a name: runs torch's lazy initialisation if needed, and reshards."""
     if missing_in(modules):
         return
     states = states_of(modules)
@@ -157,12 +157,12 @@ def prepare(modules: Sequence[Any]) -> None:
 
 
 def _needs_unsharded(group: Group) -> bool:
-    """True if torch keeps gradients in unsharded parameters that do not exist yet. It creates them when it first unshards the group."""
+    """True if unreduced gradients belong in unsharded parameters that do not exist yet. torch creates them in the first unshard."""
     return any(_keeps_unreduced_in_grad(parameter) and not hasattr(parameter, "unsharded_param") for parameter in group.fsdp_params)
 
 
 def reshard(group: Group) -> None:
-    """Reshards a group, as between two steps. It first moves unreduced gradients to the attribute from which torch reads them next."""
+    """Reshards a group, as between two steps, after it has moved unreduced gradients to the attribute from which torch reads them next."""
     for parameter in group.fsdp_params:
         unsharded = getattr(parameter, "unsharded_param", None)
         if not _keeps_unreduced_in_grad(parameter) and unsharded is not None and unsharded.grad is not None:
@@ -318,7 +318,7 @@ def set_reduction_pending(group: Group, is_pending: bool) -> None:
 
 
 def has_partial_gradient(group: Group, parameter: Parameter) -> bool:
-    """True if `partial_gradients` has a slice for this parameter. If the parameter then has no gradient, torch adds zeros to the slice."""
+    """True if torch (2.15) has recorded a slice of `partial_gradients` for this parameter. Without a new gradient, it adds zeros."""
     return group._partial_reduce_output is not None and parameter in getattr(group, "_partial_reduce_output_layout", ())
 
 
@@ -357,8 +357,7 @@ def reduction_factors(group: Group, dtype: torch.dtype) -> tuple[float, float, s
     """Returns how gradients of a dtype are reduced.
 
     Returns: the divisor before the reduction, the divisor after it, the op of the reduce-scatter, and the op of the all-reduce over
-        replicas.
-    Ops are "avg" or "sum".
+    replicas. An op is "avg" or "sum".
     """
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
@@ -367,7 +366,7 @@ def reduction_factors(group: Group, dtype: torch.dtype) -> tuple[float, float, s
         reduce_group(group), replica_group(group), dtype, group.device.type, factor, group.force_sum_reduction_for_comms
     )
     average, total = torch.distributed.ReduceOp.AVG, torch.distributed.ReduceOp.SUM
-    if scatter not in (average, total):  # an op that scales before it adds: here the divisor does that
+    if scatter not in (average, total):  # an op that scales before it adds: here the divisor before the reduction does the scaling
         before, scatter = factor, total
     scatter_op, all_reduce_op = ("avg" if op == average else "sum" for op in (scatter, all_reduce))
     return before or 1.0, after or 1.0, scatter_op, all_reduce_op
@@ -389,7 +388,7 @@ def local_shard(parameter: Parameter) -> torch.Tensor:
 
 
 def shard_sizes(parameter: Parameter) -> tuple[torch.Size, torch.Size, torch.Size, int]:
-    """Returns the sizes of this process's shard, of a padded shard (the same on all processes) and of the unsharded parameter, and the
+    """Returns the shapes of this process's shard, of a padded shard (the same on all processes) and of the unsharded parameter, and the
     sharded dimension."""
     return parameter.sharded_size, parameter.padded_sharded_param_size, parameter._orig_size, parameter.fsdp_placement.dim
 
@@ -418,7 +417,7 @@ def mixes_dtypes(parameter: Parameter) -> bool:
 
 
 def wrap_unsharded(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
-    """Returns the unsharded parameter for modules. With tensor parallelism it is a DTensor of the local tensor."""
+    """Returns the tensor that modules see as the unsharded parameter: `local`, or with tensor parallelism a DTensor of it."""
     if parameter._unsharded_dtensor_spec is None:
         return local
     spec = parameter._unsharded_dtensor_spec
@@ -428,7 +427,7 @@ def wrap_unsharded(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
 
 
 def wrap(local: torch.Tensor, spec: Any) -> torch.Tensor:
-    """Returns a DTensor with this process's local tensor and a DTensorSpec."""
+    """Returns a DTensor with this local tensor and this DTensorSpec."""
     from torch.distributed.tensor import DTensor
 
     found: torch.Tensor = DTensor(local, spec, requires_grad=False)

@@ -1,7 +1,7 @@
 """The private entry points for XLA's own collectives among processes. (`private.py` defines the term *private entry point*.)
 
-An XLA client that spans processes needs jaxlib's coordination service only until the processes have found each other. Afterwards it
-communicates by gloo. jaxlib ends a process that loses its connection to the service while the process uses the service.
+An XLA client that spans processes needs jaxlib's coordination service only until the processes have found each other. Afterwards the client
+communicates by gloo. jaxlib ends a process that loses its connection to the service before it has left the service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _make_gloo: Callable[..., Any] = private._require("jaxlib._jax.make_gloo_tcp_col
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
 _parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 
-# A heartbeat timeout in seconds that is never reached. jaxlib ends a process that has sent no heartbeat for such a time.
+# A heartbeat timeout in seconds that is never reached. jaxlib ends a process that has sent no heartbeat for as long as the timeout.
 _NEVER = 10**8
 
 
@@ -132,7 +132,7 @@ _REDUCTIONS = {"sum": "AddOp", "product": "MulOp", "max": "MaxOp", "min": "MinOp
 
 
 def _replica_groups(groups: Groups) -> Any:
-    """Returns the attribute `replica_groups` of a StableHLO op. Shorter groups are padded with -1."""
+    """Returns the attribute `replica_groups` of a StableHLO op. Groups that are shorter than the longest are padded with -1."""
     width = max(map(len, groups))
     return ir.DenseIntElementsAttr.get(np.array([[*group, *[-1] * (width - len(group))] for group in groups], np.int64))
 
@@ -179,23 +179,23 @@ _replica = _primitive("replica", lambda: jax.core.ShapedArray((), np.uint32), _l
 
 
 def all_reduce(x: jax.Array, groups: Groups, reduction: str) -> jax.Array:
-    """Under jit: returns the sum, product, max or min of x over the processes of the process's group."""
+    """Under jit: returns the sum, product, max or min of x over the processes of this process's group."""
     return _all_reduce.bind(x, groups=groups, reduction=reduction)
 
 
 def all_gather(x: jax.Array, groups: Groups) -> jax.Array:
-    """Under jit: concatenates x of all processes of the process's group along the first dimension. All groups have the same size."""
+    """Under jit: concatenates x of all processes of this process's group along the first dimension. All groups must have the same size."""
     return _all_gather.bind(x, groups=groups)
 
 
 def all_to_all(x: jax.Array, groups: Groups) -> jax.Array:
-    """Under jit: splits x along the first dimension into equal parts, sends one to each process of the group, and concatenates the received
-    parts."""
+    """Under jit: splits x along the first dimension into equal parts, sends one part to each process of this process's group, and
+    concatenates the received parts. All groups must have the same size."""
     return _all_to_all.bind(x, groups=groups)
 
 
 def process_index() -> jax.Array:
-    """Under jit: returns this process's index among all participants, uint32[]."""
+    """Under jit: returns this process's index among all processes of the program, uint32[]."""
     return _replica.bind()
 
 

@@ -1,4 +1,4 @@
-"""Self-tests of the private entry points that have a public alternative: each process calls each entry point once with small values.
+"""Self-tests of the private entry points that have a public alternative. Each process calls each entry point once with small values.
 
 An entry point that raises, or returns another result than its public alternative, is removed from `private.Fast`. The public alternative
 then runs, and `dynaxla doctor` reports the reason.
@@ -80,8 +80,8 @@ def _traceback_scope(device: jax.Device) -> bool:
         return True
 
 
-# The self-test of each entry point of `Fast`, or of several that are used together. Entry points for programs are tested at their first use
-# (programs.py), because the test needs a program.
+# The self-test of each entry point of `Fast`, or of several that are used together. The entry points for programs are missing here, because
+# their test needs a program: they are tested at their first use (programs.py).
 _TESTS: dict[tuple[str, ...], Callable[[jax.Device], bool]] = {
     ("to_buffer", "torch_to_capsule"): _import,
     ("to_capsule", "torch_from_capsule"): _export,

@@ -23,7 +23,7 @@ class ProcessMesh:
         sizes: The sizes of its axes.
         axes: The names of its axes in programs.
         ranks: torch's ranks, in the mesh's order.
-        group: The name of a process group with exactly these ranks.
+        group: The name of a process group with exactly these ranks, in this order.
     """
 
     mesh: Any
@@ -34,7 +34,7 @@ class ProcessMesh:
 
     @staticmethod
     def of(mesh: Any) -> ProcessMesh:
-        """Returns the mesh of a DeviceMesh. Raises: ValueError, with the reason, for a mesh that XLA's partitioner cannot use."""
+        """Returns the ProcessMesh of a DeviceMesh. Raises: ValueError, with the reason, for a mesh that XLA's partitioner cannot use."""
         sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
         if mesh.device_type != "cpu":
             raise ValueError(f"its device mesh is on {mesh.device_type}, not on the CPU")
@@ -53,6 +53,6 @@ class ProcessMesh:
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
-        """The replicated sharding on a JAX mesh of virtual devices. Programs are lowered for them, and run on the processes' devices."""
+        """The replicated sharding on a JAX mesh of virtual devices, for which programs are lowered. They run on the processes' devices."""
         devices = np.array(clients.virtual_devices(self.size)).reshape(self.sizes)
         return NamedSharding(Mesh(devices, self.axes, axis_types=(AxisType.Auto,) * len(self.axes)), PartitionSpec())

@@ -1,13 +1,13 @@
 """XLA clients that span several processes, and the processes that take part in a program.
 
 The *participants* of a program with collectives over some process groups are the ranks of the smallest process group that contains all of
-these groups. A *network* is an XLA client over the participants, with one CPU device for each. The participants find each other through
-their process group's store, connect the cliques of all process groups among them, and then leave jaxlib's coordination service. (A clique
-is XLA's word for the devices of one collective.)
+these groups. A *network* is an XLA client over the participants, with one CPU device for each of them. A *clique* is XLA's word for the
+devices of one collective.
 
-XLA would connect a clique at its first use, by the service, which no longer exists then. So all cliques are connected when the network is
-created. Afterwards only gloo's connections remain, so a process that ends does not end the others. A process group that is created later
-needs another network.
+The participants find each other through their process group's store, and connect through jaxlib's coordination service. XLA would connect
+a clique at the clique's first use, also through the service. But the participants leave the service at once, so that a process that ends
+does not end the others. So they connect the cliques of all their process groups before. Afterwards only gloo's connections remain. A
+process group that is created later needs another network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .clients import c_environment
 from .collective_agreement import ProgramCollectives
 from .tcp_connections import Endpoints, connections, matching, shut_down
 
-# The timeout in seconds for connecting, once all participants have called `_connect`.
+# The timeout in seconds for reaching the coordination service, once all participants have called `_connect`.
 _CONNECT_SECONDS = 120
 
 
@@ -44,9 +44,10 @@ class Network:
     Attributes:
         devices: One device of each process, by index.
         index: This process's index.
-        cliques: The connected cliques of torch's process groups that contain this process, as tuples of indices.
-        extra_cliques: The further connected cliques, which are not process groups of torch, as sets of indices. Equal on all processes, so
-            this process need not be in them.
+        cliques: The connected cliques that contain this process, as tuples of indices: those of torch's process groups, and of
+            `extra_cliques`.
+        extra_cliques: The connected cliques that need not be process groups of torch, as sets of indices. All processes have the same sets,
+            so this process need not be in them.
     """
 
     devices: Sequence[jax.Device]
@@ -56,7 +57,7 @@ class Network:
     _connections: Mapping[int, Endpoints]
 
     def shut_down(self) -> None:
-        """Shuts down the connections, so that running collectives fail and no process waits for another any more."""
+        """Shuts down the connections, so that running collectives fail and no process waits for another one any more."""
         shut_down(self._connections)
 
     @property
@@ -72,11 +73,11 @@ class Participants:
     Attributes:
         ranks: torch's ranks of all participants, by index.
         cliques: For each process group's name, the indices of its ranks, in the group's order.
-        agreement: The collectives of the latest trace, which the processes compare.
-        calls: The HLO collectives that the latest trace has emitted, in order.
+        agreement: The collectives of the program's latest trace, which the processes compare.
+        calls: The names of the HLO collectives that the latest trace has emitted, in order.
         keeps_collectives: True to give the program an effect that depends on its last collective, so that XLA does not remove collectives
             whose results are unused.
-        extra_cliques: Further cliques to connect, as sets of indices, equal on all processes.
+        extra_cliques: Further cliques to connect, as sets of indices. All processes have the same sets.
     """
 
     ranks: tuple[int, ...]
@@ -109,12 +110,12 @@ class Participants:
     def replica_groups(self, name: str, *, evenly: bool) -> tuple[tuple[int, ...], ...] | None:
         """Returns XLA's replica groups for a collective over a process group. They contain all participants.
 
-        The first group is the process group. The other groups are there because XLA requires every participant in a group. This process
-        takes no part in them.
+        The first group is the process group. The other groups, in which this process takes no part, exist because XLA requires that every
+        participant is in a group.
 
         Args:
             name: The name of the process group.
-            evenly: True if all groups must have the same size. The result is None if that is impossible.
+            evenly: True if all groups must have the same size. Returns None if that is impossible.
         """
         clique = self.cliques[name]
         rest = [index for index in range(len(self.ranks)) if index not in clique]
@@ -125,9 +126,9 @@ class Participants:
         return clique, *(tuple(rest[start : start + size]) for start in range(0, len(rest), size))
 
     def connected(self) -> Network:
-        """Compares the collectives of the latest trace among the processes, and returns a network with connections for all of them.
+        """Compares the collectives of the latest trace among the processes, and returns a network in which all their cliques are connected.
 
-        It creates a network if there is none with these connections.
+        Creates a network if there is none with these connections.
 
         Raises: CollectiveMismatch; CollectiveFailed.
         """
@@ -144,7 +145,7 @@ class Participants:
 
 
 def group_numbers(names: Sequence[str]) -> tuple[int, ...]:
-    """Returns a number for each process group, by which groups with the same name at different times can be distinguished."""
+    """Returns a number for each process group. A later group with the same name has another number."""
     numbers = []
     for name in names:
         group = private.process_group(name)
@@ -156,11 +157,11 @@ def group_numbers(names: Sequence[str]) -> tuple[int, ...]:
 
 # Keyed by the group object, because a later group may reuse its name.
 _networks: weakref.WeakKeyDictionary[Any, list[Network]] = weakref.WeakKeyDictionary()
-# Counts the calls of `_connect` for a group. A failed one leaves values in the group's store, which the next one must not read.
+# By group, counts the calls of `_connect`. A failed call leaves values in the group's store, which the next call must not read.
 _attempts: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _counter = itertools.count()
-# Clients and agents of all networks. They are never freed, because XLA's cliques refer to them.
+# The XLA clients and coordination-service clients of all networks. They are never freed, because XLA's cliques refer to them.
 _immortal: list[Any] = []
 
 
@@ -170,11 +171,11 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 
 def _connect(group: Any, ranks: tuple[int, ...], attempt: int, extra_cliques: frozenset[frozenset[int]]) -> Network:
-    """Creates a client over the processes of a group.
+    """Creates a network over the processes of a group.
 
     Args:
         group: The process group through whose store the processes find each other.
-        ranks: Its ranks, by index.
+        ranks: The group's ranks, by index.
         attempt: The number of earlier calls for the same process group.
         extra_cliques: See `Participants`.
 
@@ -196,7 +197,7 @@ def _connect(group: Any, ranks: tuple[int, ...], attempt: int, extra_cliques: fr
             rendezvous.send("address", address)
         address = rendezvous.receive("address", 0)
         threads = str(torch.get_num_threads())
-        # gRPC must not use a proxy, since the processes' machines reach each other directly.
+        # gRPC, by which processes reach the service, must use no proxy: the processes' machines reach each other directly.
         with c_environment("no_grpc_proxy", address.rpartition(":")[0]), c_environment("PJRT_NPROC", threads):
             agent = private_processes.make_agent(address, index, _CONNECT_SECONDS)
             agent.connect()
@@ -205,7 +206,7 @@ def _connect(group: Any, ranks: tuple[int, ...], attempt: int, extra_cliques: fr
         cliques = [*_cliques(ranks), *sorted(tuple(sorted(clique)) for clique in extra_cliques if index in clique)]
         cliques = list(dict.fromkeys(cliques))
         _connect_cliques(devices, index, cliques)
-        # gloo's connections are among the new ones. `matching` selects the connections to other participants.
+        # gloo's connections are among the new TCP connections. `matching` selects those that lead to other participants.
         new = {descriptor: endpoints for descriptor, endpoints in connections().items() if before.get(descriptor) != endpoints}
         endpoints_of_all = rendezvous.exchange("connected", list(new.values()))
         new = matching(new, [(here, there) for endpoints in endpoints_of_all for here, there in endpoints])
@@ -242,7 +243,7 @@ def _connect_cliques(devices: Sequence[jax.Device], index: int, cliques: Sequenc
 
 
 def _start_service(host: str, count: int) -> tuple[Any, str]:
-    """Starts jaxlib's coordination service. It tries several ports, because another process may take a free port before the service does.
+    """Starts jaxlib's coordination service. Tries several ports, because another process may take a free port before the service does.
 
     Returns: the service and its address.
     """
@@ -261,8 +262,8 @@ def _start_service(host: str, count: int) -> tuple[Any, str]:
 def _host(store: Any) -> dict[str, str]:
     """Returns this machine's name, and the address at which other processes reach this one.
 
-    The address is that of the network interface through which this machine reaches the store; the machine's name if the store has no
-    address.
+    The address is that of the network interface through which this machine reaches the store. It is the machine's name if the store has
+    no address, or cannot be reached.
     """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -28,8 +28,8 @@ from .store import StoreProtocol
 def without_outer_frames() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which objects that JAX creates (executables, arrays) do not record the Python frames outside of the context.
 
-    Otherwise each object would keep the code objects of the frames that created it alive. Among these is the code that TorchDynamo has
-    generated, which in turn keeps the program alive. So neither would ever be freed.
+    Otherwise each object would keep alive the code objects of the frames that created it. Among these is the code that TorchDynamo has
+    generated, which in turn keeps the program alive. So neither the code nor the program would ever be freed.
     """
     return Fast.traceback_scope() if Fast.traceback_scope is not None else contextlib.nullcontext()
 
@@ -45,16 +45,16 @@ class XlaProgram:
     Attributes:
         call: Runs the program on arrays and returns arrays. The caller must pass the right shapes, dtypes and devices: nothing checks them.
         text: Returns the optimized HLO.
-        is_large: True if a call needs so much heap memory that glibc's settings were changed to keep freed memory.
+        is_large: True if a call needs so much heap memory that glibc was set to keep freed memory (heap.py).
         calls_back: True if the program may call torch's kernels.
-        orders: Returns the memory orders of the arguments, and those of the results. Both are empty for dynaxla's own clients, whose arrays
+        orders: Returns the memory orders of the arguments, and those of the results. Both are empty on dynaxla's own clients, whose arrays
             are all row-major.
-        execute: Runs the program in a single C++ call and returns an execution for `results`; None if that is not supported.
-        results: Returns the arrays of an execution.
-        mesh: The mesh, if the program runs on several devices.
-        memory: Returns XLA's memory statistics of one device. For a program that consists of several, it returns None.
-        result_shardings: Returns the shapes and shardings of the results.
-        costs: Returns XLA's cost analysis of one device, by name, such as "flops".
+        execute: Runs the program in a single C++ call, and returns the argument of `results`; None if that is not supported.
+        results: Returns the result arrays of an execution, which `execute` has returned.
+        mesh: The mesh on which the program runs; None on one device.
+        memory: Returns XLA's memory statistics for one device; None if the program consists of several XLA programs.
+        result_shardings: Returns the shapes and shardings of the results; empty if they are unknown.
+        costs: Returns XLA's cost analysis for one device, by name, such as "flops"; empty if there is none.
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -84,8 +84,8 @@ def compile_lowered(
         lowered: The program. Unused arguments must not have been dropped (`keep_unused=True`).
         device: The device on which the program runs.
         options: XLA's options, by name.
-        store: A store of compiled programs. It is used for programs on dynaxla's own clients that XLA can serialise.
-        keep_heap: True if glibc's settings may be changed to keep freed memory, in case the program needs much.
+        store: A store of compiled programs; None for none. Only programs on dynaxla's own clients that XLA can serialise are stored.
+        keep_heap: True if glibc may be set to keep freed memory, in case the program needs much of it (heap.py).
         processes: One device of each process, for a program with XLA's own collectives.
 
     Raises: jax.errors.JaxRuntimeError; NotImplementedError for features that JAX's own compiler lacks on this platform.
@@ -140,7 +140,7 @@ def compile_parts(
 
 
 def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
-    """Returns the program of a loaded executable of one of dynaxla's own clients."""
+    """Returns the program of an executable that one of dynaxla's own clients has compiled or loaded."""
     memory = executable.get_compiled_memory_stats()
     is_large = keep_heap and memory.temp_size_in_bytes + memory.output_size_in_bytes > heap.LARGE
     if is_large:
@@ -154,15 +154,15 @@ def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
 
 # Matches the targets of custom calls in StableHLO text.
 _CUSTOM_CALL_TARGET = re.compile(r'custom_call @"?([^"(]+)|call_target_name = "([^"]+)"')
-# The prefixes of references to programs: the key of a compiled program in a store, or the bytecode of a lowered program, follows.
+# The prefixes of the two kinds of references: the key of a compiled program in a store, and the bytecode of a lowered program.
 _STORED, _LOWERED = b"stored:", b"lowered:"
 
 
 def reference_to(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> bytes | None:
     """Returns a reference to a program that `compile_lowered` has just compiled with a store. `from_reference` loads the program again.
 
-    None for programs that cannot be loaded without lowering them again: on JAX's own clients, with host callbacks, or with custom calls
-    (such as LAPACK's) that JAX initialises when it lowers a program.
+    Returns None for programs that cannot be loaded without lowering them again: those on JAX's own clients, with host callbacks, or with
+    custom calls that JAX initialises when it lowers a program (such as LAPACK's).
     """
     if not is_own(device) or private.host_callbacks(lowered):
         return None
@@ -173,7 +173,7 @@ def reference_to(lowered: jax.stages.Lowered, device: jax.Device, options: Mappi
     if key := _store_key(module, device, options):
         return _STORED + key.encode()
     code = io.BytesIO()
-    module.operation.write_bytecode(code)  # includes the Python source locations, from which XLA derives names of instructions
+    module.operation.write_bytecode(code)  # with the Python source locations, from which XLA derives names of instructions
     return _LOWERED + code.getvalue()
 
 
@@ -185,7 +185,7 @@ def is_stored(reference: bytes) -> bool:
 def from_reference(
     reference: bytes, device: jax.Device, options: Mapping[str, Any], store: StoreProtocol, keep_heap: bool = True
 ) -> XlaProgram | None:
-    """Returns the program of a reference; None if the store no longer has it.
+    """Returns the program of a reference; None if the store no longer has the program.
 
     Args:
         reference: The reference.
@@ -207,7 +207,7 @@ def from_reference(
 
 
 def compile_for_inspection(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> XlaProgram:
-    """Compiles a program for the devices of a topology (topologies.py). It cannot be called.
+    """Compiles a program for the devices of a topology (topologies.py). The program cannot be called.
 
     Raises: jax.errors.JaxRuntimeError, also if the program needs more memory than a device has.
     """
@@ -273,14 +273,14 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     return XlaProgram(run, text, execute=execute, results=results, **fields)
 
 
-# By device, the completion tokens of its latest programs. A token is kept even if nothing refers to the program's results. XLA has at most
-# 32 programs in flight (openxla/xla, max_inflight_computations).
+# By device, the completion tokens of the device's latest programs. A token is kept even if nothing refers to the program's results. XLA has
+# at most 32 programs in flight on a device (openxla/xla, max_inflight_computations), so this many tokens suffice.
 _in_flight: dict[jax.Device, deque[Any]] = {}
 _MAX_IN_FLIGHT = 64
 
 
 def wait_for(device: jax.Device) -> None:
-    """Waits until all programs that were dispatched to a device of JAX's own client are done, also those whose results are freed.
+    """Waits until all programs that were dispatched to a device of JAX's own client are done, even those whose results are freed.
 
     Raises: the error of a program that has failed.
     """
@@ -317,7 +317,7 @@ def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> s
 
 
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
-    """Returns a hash of the lowered program that does not depend on its Python source locations."""
+    """Returns a hash of the lowered program without its Python source locations, which are removed from `lowered` itself, too."""
     module = lowered.compiler_ir("stablehlo")
     code = _bytecode(module.operation, module.context)
     return hashlib.blake2b(str(module).encode() if code is None else code).digest()
@@ -359,7 +359,7 @@ def _result_shardings(compiled: jax.stages.Compiled) -> list[tuple[tuple[int, ..
 
 
 def _mesh_result_assembler(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]]:
-    """Returns a function that makes arrays of the results of an execution on several devices."""
+    """Returns a function that converts an execution on several devices to the arrays of its results."""
     make = Fast.result_handler
     assert make is not None
     results = zip(jax.tree.leaves(compiled.out_info), jax.tree.leaves(compiled.output_shardings), strict=True)
@@ -368,9 +368,9 @@ def _mesh_result_assembler(compiled: jax.stages.Compiled) -> Callable[[Any], Seq
 
 
 def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
-    """Returns jaxlib's result handlers, which make arrays of a later execution with the types and shardings of these results.
+    """Returns jaxlib's result handlers, which create the result arrays of a later execution with the types and shardings of these results.
 
-    None if jaxlib has no working handlers.
+    Returns None if jaxlib has no working handlers.
     """
     make = Fast.result_handler
     if make is None:
@@ -394,9 +394,9 @@ def _call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array
 
 
 def _result_assembler() -> Callable[[Any], Sequence[jax.Array]]:
-    """Returns a function that makes arrays of the results of an execution on one device.
+    """Returns a function that converts an execution on one device to the arrays of its results.
 
-    From the second execution on, the arrays get the types and shardings of the first execution's results, which is faster.
+    From the second execution on, the arrays get the types and shardings of the first execution's results. That is faster.
     """
     handlers: list[Any] | None = None
 

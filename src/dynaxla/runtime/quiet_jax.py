@@ -1,4 +1,4 @@
-"""Imports JAX and restores the state of NumPy's global random generator, from which JAX 0.10 draws during its import."""
+"""Imports JAX, and then restores the state of NumPy's global random generator: JAX 0.10 draws from it during its import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the device groups of a program's collectives from its HLO text."""
+"""Reads the device groups of a program's collectives from the program's HLO text. A device is given by its number."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MESH = re.compile(
 def all_groups_in(text: str) -> set[frozenset[int]]:
     """Returns the device groups of all collectives in a program's HLO text. Raises: ValueError for an unknown syntax.
 
-    The group of all devices is missing if the text does not list it. Permutations have no groups.
+    The group of all devices is missing if the text does not list it. collective-permute has no groups.
     """
     calls = [match[0] for match in _CALL.finditer(text)]
     return set().union(*(groups_in(call) or () for call in calls if "source_target_pairs=" not in call))
 
 
 def groups_in(text: str) -> set[frozenset[int]] | None:
-    """Returns the device groups in the text of one collective; None if it has one group of all devices, which the text does not list.
+    """Returns the device groups in the text of one collective; None if the text lists no groups: all devices are then one group.
 
     Raises: ValueError for an unknown syntax.
     """
@@ -54,11 +54,11 @@ def _groups_of_mesh(sizes: str, order: str, axes: str) -> set[frozenset[int]]:
     Args:
         sizes: The mesh, such as "'a'=2,'b'=4".
         order: The order of the devices: their numbers, or an iota such as "[4,2]T(1,0)"; "" for ascending order.
-        axes: The axes of a group, such as "'b'", or "'b':(1)2", which is the major sub-axis of size 2.
+        axes: The axes over which a group extends, such as "'b'", or "'b':(1)2": the major part of b, which has size 2.
     """
     chosen = [(name, int(before or 1), int(size or 0)) for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)]
     shape: list[int] = []
-    is_in_group: list[bool] = []  # for each dimension of `shape`: True if the axes of a group contain it
+    is_in_group: list[bool] = []  # for each dimension of `shape`: True if a group extends over it
     for name, total in re.findall(r"'([^']*)'=(\d+)", sizes):
         parts = [(before, before * (size or int(total))) for axis, before, size in chosen if axis == name]
         cuts = sorted({1, int(total), *itertools.chain(*parts)})

@@ -14,7 +14,7 @@ from .store import StoreProtocol
 
 log = logging.getLogger("dynaxla")
 
-# A self-test takes three seconds of one core; the timeout allows for a busy machine.
+# The timeout of a self-test, which takes three seconds of one core. The timeout allows for a busy machine.
 _TIMEOUT_SECONDS = 120
 # Environment variables that the child does not get, because the stored results must not depend on the user's settings of XLA and JAX.
 _REMOVED_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORM_NAME", "JAX_ENABLE_X64", "JAX_DISABLE_JIT")
@@ -24,15 +24,15 @@ def results(script: Path, subjects: Sequence[str], environment: Sequence[str], s
     """Returns the results of a self-test, from the store or from a child process that runs it now.
 
     Args:
-        script: A Python file that does not import dynaxla. For each argument it prints one line at once: "SUBJECT passed", or "SUBJECT" and
-            the reason of the failure.
+        script: A Python file that does not import dynaxla. First it prints the line "started". Then it prints a line as soon as the test
+            of an argument has ended: "SUBJECT passed", or "SUBJECT" and the reason of the failure.
         subjects: The script's arguments, which name the features to test.
-        environment: Texts for all facts besides the script on which the results depend: versions, the processor.
+        environment: Texts of the facts, other than the script, on which the results depend, such as versions and the processor.
         store: Stores the results for later processes.
 
     Returns:
-        By subject, "" if its test passed, else the reason of its failure. None if the self-test does not run, because there is no store
-        (each process would have to run the test), or because no child process can be started.
+        By subject, "" if its test passed, else the reason of the failure. None if the self-test does not run: there is no store (each
+        process would have to run the test), the script is not a file, or no child process can run the script.
     """
     if store is None:
         return None

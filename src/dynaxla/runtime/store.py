@@ -2,7 +2,7 @@
 
 Each entry is one file. It is written under a temporary name and then renamed, so that readers in all threads and processes see it complete
 or not at all. A file begins with a hash of its key and its data. A file with a wrong hash is treated as missing. Executables are machine
-code, so a directory that users other than root and the process's own can write to is refused. Nothing is ever unpickled.
+code, so a directory is refused if users other than root and the process's own user can write to it. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger("dynaxla")
 _DIGEST_SIZE = 32
 # The user id of root, who owns the files of a container image, and who may run any code here anyway.
 _ROOT = 0
-# Capacity of a folder in bytes. Above it, the least recently used files are removed until half of it is left.
+# Capacity of a folder in bytes. Above it, the least recently used files are removed until the folder has at most half of the capacity.
 _CAPACITY = 4 << 30
-# A process checks the size of a folder each time it has written this fraction (1 / 16) of the capacity.
+# A process checks the size of a folder each time it has written a sixteenth of the capacity to the folder.
 _CHECKS_PER_CAPACITY = 16
 # The suffix of a file that is being written, and the age in seconds after which such a file is removed as abandoned.
 _PART, _ABANDONED_SECONDS = ".part", 3600.0
@@ -45,14 +45,14 @@ class StoreProtocol(Protocol):
         """Stores data under a key and replaces earlier data."""
 
 
-# Errors from creating a folder if its parent is read-only.
+# The errors with which the creation of a folder fails if its parent is read-only.
 _READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Store:
     """A mapping from keys to byte strings in a folder, which is created if it is missing.
 
-    A folder without write permission, as in a container with a read-only image, is only read. A warning is then logged once.
+    A folder without write permission, as in a container with a read-only image, is only read, and one warning is logged.
 
     Args:
         folder: The folder.
@@ -110,8 +110,8 @@ class Store:
     def put(self, key: str, data: bytes) -> None:
         """Stores data under a key and replaces earlier data. Does nothing if the folder is read-only.
 
-        A failure, as on a full disk, raises nothing, because it only means that a later process repeats the work. It is logged as a
-        warning, once for each store.
+        A failure, as on a full disk, raises nothing, because it only means that a later process repeats the work. The first failure of each
+        store is logged as a warning.
         """
         if self._is_read_only:
             return
@@ -121,7 +121,7 @@ class Store:
             if self._bytes_until_check <= 0:
                 self._make_room()
         except OSError as error:
-            log.log(logging.DEBUG if self._has_failed else logging.WARNING, "nothing could be kept in %s: %s", self.folder, error)
+            log.log(logging.DEBUG if self._has_failed else logging.WARNING, "could not write an entry to %s: %s", self.folder, error)
             self._has_failed = True
 
     def _write(self, key: str, data: bytes) -> None:

@@ -1,18 +1,18 @@
 """Orders torch's and XLA's work on a CUDA device without blocking the host. This module has all of dynaxla's uses of CUDA streams, except
-for torch kernels that a program calls (`transfer.on_stream`).
+those for torch kernels that a program calls (`transfer.on_stream`) and for check codes (late_checks.py).
 
-XLA runs every program on one stream of the device, its *compute stream*, which it does not expose. It orders the work on that stream as
+XLA runs every program on one stream of the device, its *compute stream*, which XLA does not expose. XLA orders the work on this stream as
 follows:
 
-- An array that is imported with a stream gets an event, which is recorded on that stream at the import. XLA accepts only streams that the
-  device itself provides for this purpose (`get_stream_for_external_ready_events`, four in turn).
+- An array that is imported with a stream gets an event, which is recorded on that stream at the import. XLA accepts only streams that its
+  device provides for this purpose (`get_stream_for_external_ready_events`, which returns four streams in turn).
 - Before a program starts, the compute stream waits for the events of all its arguments, including unused ones.
 - The results of a program share one event, which is recorded on the compute stream after the program. The export of a result makes a stream
   wait for this event.
 
 So dynaxla imports one argument of each program, the seed, after all other arguments, with a stream of XLA's that waits for torch's stream.
-The program then runs after all work that torch has queued. The other arguments need no events, so their aliases may be cached. At the
-export of any one result, torch's stream waits for the whole program, so torch may afterwards write or free the memory that the program
+The program then runs after all work that torch has queued. The other arguments need no events, so arrays on their memory may be cached. The
+export of any one result makes torch's stream wait for the whole program. So torch may afterwards write or free memory that the program
 reads.
 
 XLA frees and allocates memory only in the order of its compute stream. Once torch has freed a result, only a later program can write to the
@@ -40,12 +40,12 @@ class Streams:
 
     def __init__(self, torch_device: torch.device, device: jax.Device) -> None:
         self._torch_device, self._device = torch_device, device
-        # By handle. "torch's own" streams are those that torch has created, without `torch.cuda.ExternalStream`s.
+        # Each dict is keyed by stream handle. "torch's own" streams are those that torch has created, without `torch.cuda.ExternalStream`s.
         self._readers: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have received results
         self._torch_streams: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current
         self._xla_streams: dict[int, torch.cuda.Stream] = {}  # XLA's streams
-        # The attribute `event` is a CUDA event of the thread. It can be recorded again at each call, since waits that are already queued
-        # refer to the earlier recording.
+        # The attribute `event` is a CUDA event of the thread. Each call can record it again, since waits that are already queued refer to
+        # the earlier recording.
         self._thread = threading.local()
 
     def stream_for_import(self) -> int:
@@ -67,11 +67,11 @@ class Streams:
         return handle
 
     def stream_for_export(self) -> int:
-        """Returns torch's current stream, with which to export a result. The export makes that stream wait for the program.
+        """Returns the handle of torch's current stream, with which to export a result. The export makes this stream wait for the program.
 
-        The stream is a handle as DLPack defines it: 1 is CUDA's default stream. A `torch.cuda.ExternalStream` may be destroyed at any time,
-        so later programs do not wait for it. A user of such a stream must make one of torch's own streams wait for it before results are
-        freed.
+        The handle is as DLPack defines it: 1 is CUDA's default stream. Later programs wait for this stream, unless it is a
+        `torch.cuda.ExternalStream`, which may be destroyed at any time. A user of an ExternalStream must make one of torch's own streams
+        wait for it before results are freed.
         """
         current = self._current()
         handle: int = current.cuda_stream
@@ -98,8 +98,8 @@ class Streams:
 def give_back_memory(device: torch.device) -> bool:
     """Releases the unused GPU memory in torch's cache to CUDA, from which XLA allocates.
 
-    Returns: True if torch had such memory. Only then should a failed call be repeated: XLA waits for 10 seconds before it reports that
-    memory is exhausted.
+    Returns: True if torch had such memory. Only then should a failed call be repeated, because XLA waits for 10 seconds before it reports
+    that memory is exhausted.
     """
     if device.type != "cuda" or torch.cuda.memory_reserved(device) == torch.cuda.memory_allocated(device):
         return False
@@ -118,5 +118,5 @@ def check_not_captured() -> None:
 
 @functools.cache
 def of(torch_device: torch.device, device: jax.Device) -> Streams:
-    """Returns the streams of a device, given as torch's device with its index and as JAX's device."""
+    """Returns the streams of a device, given as torch's device (with its index) and as JAX's device."""
     return Streams(torch_device, device)

@@ -16,7 +16,7 @@ _OPEN_FILES = "/dev/fd"
 
 
 def connections() -> dict[int, Endpoints]:
-    """Returns the connections by file descriptor. Empty if the system does not list them."""
+    """Returns this process's TCP connections by file descriptor. Empty if the system does not list the descriptors."""
     try:
         descriptors = list(map(int, os.listdir(_OPEN_FILES)))
     except OSError:
@@ -25,7 +25,7 @@ def connections() -> dict[int, Endpoints]:
 
 
 def matching(own: Mapping[int, Endpoints], peers: Collection[Endpoints]) -> dict[int, Endpoints]:
-    """Returns the connections of this process whose peers report the same two addresses.
+    """Returns the connections of this process whose other end is among the connections that the peers report.
 
     Args:
         own: This process's connections, by file descriptor.
@@ -44,7 +44,7 @@ def shut_down(found: Mapping[int, Endpoints]) -> None:
 
 
 def _endpoints_of(descriptor: int) -> Endpoints | None:
-    """Returns the endpoints of a file descriptor's TCP connection; None if it has none."""
+    """Returns the endpoints of a file descriptor's TCP connection; None if the descriptor has no such connection."""
     with contextlib.suppress(OSError):  # closed, or not connected
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with _socket(descriptor) as connection:

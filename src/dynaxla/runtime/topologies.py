@@ -1,4 +1,4 @@
-"""Topologies: TPUs that need not exist, for which XLA's compiler for TPUs compiles programs on any machine."""
+"""Topologies: sets of TPUs that need not exist, for which libtpu (XLA's compiler for TPUs) compiles programs on any machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import ArgumentError, CompilationError, UnsupportedVersion
 from . import clients
 
 PLATFORMS = ("tpu",)
-# Variables that libtpu reads when it is loaded. Without the first four, it asks the metadata server of Google's cloud, which other machines
-# do not have. Without the last one, only one process of a machine can load libtpu at a time.
+# The environment that libtpu reads when it is loaded. Without the first four variables, libtpu asks the metadata server of Google's cloud,
+# which other machines do not have. Without the last variable, only one process of a machine can load libtpu at a time.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -28,7 +28,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices that programs can be compiled for, and not run on.
+    """Devices for which programs can be compiled, but on which they cannot run.
 
     Attributes:
         platform: The devices' platform, "tpu".
@@ -45,7 +45,7 @@ class Topology:
 
 
 def topology(platform: str, name: str) -> Topology:
-    """Returns a topology.
+    """Returns the topology with this name.
 
     Args:
         platform: "tpu".
@@ -92,7 +92,7 @@ _devices: set[jax.Device] = set()
 
 
 def has(device: jax.Device) -> bool:
-    """True if a device is one of a topology, so that no array can be on it."""
+    """True if a device belongs to a topology, so that no array can be on it."""
     return device in _devices
 
 

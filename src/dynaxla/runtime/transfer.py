@@ -1,6 +1,6 @@
 """Zero-copy transfer of memory between torch and XLA.
 
-Each function has a fast implementation by private entry points, which takes a few microseconds, and a public alternative (see private.py).
+Most functions have a fast implementation by private entry points, which saves a few microseconds, and a public alternative (private.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from .private import Fast
 
-# XLA aliases memory only if it has this alignment, in bytes; otherwise it copies.
+# XLA aliases memory only if the memory has this alignment, in bytes. Otherwise XLA copies the memory.
 ALIGNMENT = 64
 
 # DLPack's device type of host memory (kDLCPU).
@@ -27,8 +27,8 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
     Args:
         tensor: The tensor.
         device: The device of the array.
-        stream: On a GPU, the XLA stream on which the array is ready (see streams.py). None if another argument of the same program makes
-            the program wait for torch's work.
+        stream: On a GPU, the handle of the XLA stream for whose work the program must wait (see streams.py). None if another argument of
+            the same program makes the program wait for torch's work.
     """
     if Fast.to_buffer and Fast.torch_to_capsule:
         return Fast.to_buffer(Fast.torch_to_capsule(tensor), device, stream)
@@ -53,7 +53,9 @@ def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int
 def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """Returns a tensor of another dtype on the same storage, which autograd does not treat as a view.
 
-    See `reinterpret`; `stride` and `offset` are in elements of the new dtype.
+    The arguments are those of `reinterpret`, with `stride` and `offset` in elements of the new dtype.
+
+    Raises: RuntimeError if the tensor does not start at an element of the new dtype.
     """
     start, remainder = divmod(tensor.storage_offset() * tensor.element_size(), dtype.itemsize)
     if remainder:
@@ -70,7 +72,7 @@ def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
 
     Args:
         array: The array.
-        stream: On a GPU, the CUDA stream that is made to wait until the array is computed (see streams.py).
+        stream: On a GPU, the handle of the CUDA stream that the export makes wait until the array is computed (see streams.py).
     """
     if Fast.to_capsule and Fast.torch_from_capsule:
         return Fast.torch_from_capsule(Fast.to_capsule(array, stream))

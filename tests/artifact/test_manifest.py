@@ -43,6 +43,8 @@ def test_order_of_program_inputs_and_outputs() -> None:
     ("changes", "message"),
     [
         ({"weights": None}, "incomplete"),
+        ({"files": None}, "incomplete"),
+        ({"dimensions": []}, "incomplete"),
         ({"updates": ["other"]}, r"updates of \['other'\], which are not weights"),
         ({"results": sequence("list", [])}, "its results have 0 arrays, and it lists 1 outputs"),
         ({"inputs": [{"name": "x", "shape": [1.5], "dtype": "int64"}]}, "an unknown dtype or an invalid size"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -33,6 +34,13 @@ def test_unflatten_inverts_flatten() -> None:
 def test_mismatch_names_the_path(value: Any, message: str) -> None:
     with pytest.raises(StructureMismatch, match=message):
         list(flatten(DESCRIBED, value, "args"))
+
+
+def test_constants_are_equal_if_their_texts_are() -> None:
+    """NaN is not equal to itself, and 0.0 is equal to -0.0."""
+    assert list(flatten(constant(math.nan), math.nan, "args")) == []
+    with pytest.raises(StructureMismatch, match=r"args is -0.0, and was 0.0"):
+        list(flatten(constant(0.0), -0.0, "args"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynaxla.engine.dry_run import first_program
-from dynaxla.engine.schedule import Constant, Schedule, Step, StepKind
+from dynaxla.engine.schedule import FixedValue, Schedule, Step, StepKind
 
 pytestmark = pytest.mark.quick
 
@@ -24,7 +24,7 @@ def step(kind: StepKind, inputs: str, outputs: str, run: Any = add) -> Step:
 
 def test_values_have_names() -> None:
     steps = [step(StepKind.PYTHON, "ab", "c"), step(StepKind.KERNELS, "cc", "d"), step(StepKind.WRITE, "d", "", lambda values: ())]
-    schedule = Schedule("graph", "abx", steps, ["d", Constant([7]), "a", Constant(None)])
+    schedule = Schedule("graph", "abx", steps, ["d", FixedValue([7]), "a", FixedValue(None)])
     args = [1, 2, 100]
     assert schedule(args) == [6, [7], 1, None]
     assert args == []
@@ -32,8 +32,8 @@ def test_values_have_names() -> None:
 
 
 def test_constant_is_an_input_of_several_steps() -> None:
-    ten = Constant(10)
-    steps = [Step(StepKind.PYTHON, add, ["a", ten], ["b"]), Step(StepKind.PYTHON, add, ["b", ten, Constant(3)], ["c"])]
+    ten = FixedValue(10)
+    steps = [Step(StepKind.PYTHON, add, ["a", ten], ["b"]), Step(StepKind.PYTHON, add, ["b", ten, FixedValue(3)], ["c"])]
     schedule = Schedule("graph", "a", steps, ["c", ten])
     assert [schedule([number]) for number in (1, 2)] == [[24, 10], [25, 10]]
 

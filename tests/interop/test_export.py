@@ -139,6 +139,7 @@ def sizes_in_arithmetic(x: torch.Tensor) -> dict[str, torch.Tensor]:
         "mean of all": x.mean(),
         "variance": x.var(1),
         "argmax": x.argmax(1),
+        "largest": x.reshape(-1)[x.argmax().reshape(1)],
         "sorted": x.sort(1).values,
         "normalized": F.normalize(x, dim=1),
         "larger": F.interpolate(x[:, None], scale_factor=2),
@@ -159,6 +160,18 @@ def test_sizes_are_operands() -> None:
             half = expected.dtype == torch.bfloat16
             actual = torch.from_numpy(np.array(array.astype("float32") if half else array))
             torch.testing.assert_close(actual, expected.float() if half else expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_names_of_dimensions_differ() -> None:
+    """The name that is made for a dimension of x is not that of the user's dimension of y."""
+    exported = dynaxla.export(lambda x, y: (x * 2, y + 1), (SQUARE, SQUARE), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim("x_0")}))
+    x, y = torch.ones(3, SQUARE.shape[1]), torch.ones(5, SQUARE.shape[1])
+    assert [array.shape for array in exported.call(x.numpy(), y.numpy())] == [x.shape, y.shape]
+
+
+def test_keyword_arguments_that_are_no_dict_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"(?s)kwargs='folder' is not a dict.*\.save\(directory\)"):
+        dynaxla.export(lambda x: x, (SQUARE,), "folder")  # type: ignore[arg-type]
 
 
 def test_unrelated_error_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ def test_reasons_why_memory_is_not_shared() -> None:
         as_torch(jnp.ones(3, "int4"))
     with pytest.raises(UnsupportedTensor, match="copies it"):
         as_torch(jnp.ones(3), "cuda")
+    with pytest.raises(UnsupportedTensor, match="not on cpu:1"):
+        as_torch(jnp.ones(3), "cpu:1")
     with pytest.raises(UnsupportedTensor, match=r"device\.enable"):
         jax.jit(lambda x: as_jax(as_torch(x)))(jnp.ones(3))
     deleted = jnp.ones(3) + 1

@@ -62,6 +62,10 @@ ENTRY %main (param: f32[8,16]) -> f32[8,16] {
   %fusion.1 = (f32[4,16]{1,0}, f32[16,4]{1,0}) fusion(%param, %param), kind=kCustom, calls=%all-reduce-scatter.2
   %all-gather-start.1 = ((f32[8,16]{1,0}), f32[16,16]{1,0}) all-gather-start(%param), channel_id=5, replica_groups={{0,1},{2,3}}
   %all-gather-done.1 = f32[16,16]{1,0} all-gather-done(%all-gather-start.1)
+  %collective-permute-start.1 = (f32[8,16]{1,0}, f32[8,16]{1,0}, u32[], u32[]) collective-permute-start(%param), channel_id=7, \
+source_target_pairs={{0,1},{1,0}}
+  %all-reduce-start.1 = (f32[8,16]{1,0}, f32[16,8]{1,0}) all-reduce-start(%param, %param), channel_id=8, replica_groups={{0,2},{1,3}}, \
+to_apply=%add
   ROOT %all-reduce.2 = f32[8,16]{1,0} all-reduce(%param), channel_id=6, replica_groups={{0,1},{2,3}}, to_apply=%add
 }
 """
@@ -77,4 +81,6 @@ def test_collectives_of_a_tpu() -> None:
         ("all-gather", "columns"): (1, 16 * 16 * 4),
         ("reduce-scatter", "rows"): (1, 4 * 16 * 4 + 16 * 4 * 4),
         ("all-reduce", "columns"): (1, 8 * 16 * 4),
+        ("all-reduce", "rows"): (1, 2 * 8 * 16 * 4),
+        ("collective-permute", "[0, 1]"): (1, 8 * 16 * 4),
     }

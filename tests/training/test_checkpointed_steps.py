@@ -82,6 +82,41 @@ def test_restored_generator_with_other_values_is_refused() -> None:
         dynaxla.compile_step(step, fullgraph=True)()
 
 
+def test_restored_generator_with_overwritten_values_is_refused() -> None:
+    """The argument of the second draw is the same tensor, but a write has changed its values."""
+    x = torch.full((8,), 0.5)
+
+    def step() -> torch.Tensor:
+        state = torch.get_rng_state()
+        first = torch.bernoulli(x)
+        x.mul_(0.5)
+        torch.set_rng_state(state)
+        return first + torch.bernoulli(x)
+
+    with pytest.raises(dynaxla.errors.CaptureError, match=r"restores the state|Generator.get_state"):
+        dynaxla.compile_step(step, fullgraph=True)()
+
+
+def test_region_whose_operand_is_overwritten() -> None:
+    """The region is computed again from other values than before, as in eager mode."""
+    w, p = torch.nn.Parameter(torch.ones(64)), torch.full((64,), 0.9)
+
+    def step() -> torch.Tensor:
+        w.grad = None
+        p.fill_(0.9)
+        result = checkpoint(lambda w: torch.bernoulli(p) * w * w, w, use_reentrant=False)
+        p.mul_(0.2)
+        result.sum().backward()
+        return w.grad
+
+    compiled = dynaxla.compile_step(step, options={"exact_rng": True})
+    for _ in range(3):
+        torch.manual_seed(0)
+        expected = step().clone()
+        torch.manual_seed(0)
+        torch.testing.assert_close(compiled(), expected)
+
+
 def test_failed_recording_restores_the_generator() -> None:
     def step() -> torch.Tensor:
         raise KeyError("after a draw", torch.rand(3))

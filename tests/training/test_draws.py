@@ -76,13 +76,13 @@ def test_have_equal_values() -> None:
     def double(source: Any, alpha: float = 1) -> Any:
         return graph.call_function(aten.add.Tensor, (source, source), {"alpha": alpha})
 
-    assert have_equal_values(double(x), double(x), {})
-    assert have_equal_values(double(double(x)), double(graph.call_function(aten.detach.default, (double(x),))), {})
-    assert not have_equal_values(double(x), double(y), {})
-    assert have_equal_values(double(x), double(y), {y: x})
-    assert not have_equal_values(double(x), double(x, 2), {})
-    assert not have_equal_values(double(x), graph.call_function(aten.mul.Tensor, (x, x), {"alpha": 1}), {})
-    assert (have_equal_values([1, x], (1, x), {}), have_equal_values([1], [True], {})) == (True, False)
+    assert have_equal_values(double(x), double(x), {}, [])
+    assert have_equal_values(double(double(x)), double(graph.call_function(aten.detach.default, (double(x),))), {}, [])
+    assert not have_equal_values(double(x), double(y), {}, [])
+    assert have_equal_values(double(x), double(y), {y: x}, [])
+    assert not have_equal_values(double(x), double(x, 2), {}, [])
+    assert not have_equal_values(double(x), graph.call_function(aten.mul.Tensor, (x, x), {"alpha": 1}), {}, [])
+    assert (have_equal_values([1, x], (1, x), {}, []), have_equal_values([1], [True], {}, [])) == (True, False)
 
 
 def test_generator_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

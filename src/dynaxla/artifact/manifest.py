@@ -145,7 +145,15 @@ def decode(data: bytes, files: Mapping[str, bytes]) -> Manifest:
     stored_digest = content.pop("sha256", None)
     if stored_digest != _sha256(content):
         raise DamagedModelError("the manifest was changed: its hash does not match its content")
-    expected_files = content["files"]
+    try:
+        _check_files(content["files"], files)
+        return _decoded_manifest(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedModelError(f"the manifest is incomplete or has invalid values: {type(error).__name__}: {error}") from None
+
+
+def _check_files(expected_files: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """Compares files with their sizes and hashes in the manifest. Raises: DamagedModelError."""
     for name in expected_files.keys() | files.keys():
         if name not in files or name not in expected_files:
             raise DamagedModelError(f"the file {name} is {'missing' if name not in files else 'not in the manifest'}")
@@ -154,10 +162,6 @@ def decode(data: bytes, files: Mapping[str, bytes]) -> Manifest:
             raise DamagedModelError(f"the file {name} has {len(file)} bytes, and the manifest says {size}")
         if hashlib.sha256(file).hexdigest() != expected_files[name]["sha256"]:
             raise DamagedModelError(f"the file {name} was changed: its hash differs from the hash in the manifest")
-    try:
-        return _decoded_manifest(content)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedModelError(f"the manifest is incomplete or has invalid values: {type(error).__name__}: {error}") from None
 
 
 def _sha256(content: Mapping[str, Any]) -> str:

@@ -50,7 +50,8 @@ def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, 
     if kind == "array":
         yield path, value
     elif kind == "constant":
-        if type(value) is not type(structure["value"]) or value != structure["value"]:
+        # Texts, because NaN is not equal to itself, and -0.0 equals 0.0.
+        if type(value) is not type(structure["value"]) or repr(value) != repr(structure["value"]):
             raise StructureMismatch(f"{path} is {value!r}, and was {structure['value']!r} at export: constants are part of the program")
     elif kind == "dict":
         if not isinstance(value, Mapping):

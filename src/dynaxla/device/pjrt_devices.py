@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import torch
+
+# The attribute `index` is the index of the thread's current device (`torch.jax.device`).
+_current = threading.local()
+
+
+def current_index() -> int:
+    """Returns the index of the thread's current device: 0, except in a block of `torch.jax.device`."""
+    return getattr(_current, "index", 0)
+
+
+def set_current_index(index: int) -> None:
+    _current.index = index
 
 
 def devices() -> list[jax.Device]:
@@ -21,9 +35,9 @@ def jax_device(index: int) -> jax.Device:
 
 
 def live_arrays(index: int) -> list[jax.Array]:
-    """Returns the live arrays that are on this device alone. Arrays that another thread donates meanwhile are among them."""
+    """Returns the live arrays with elements on this device. Arrays that another thread donates meanwhile are among them."""
     device = jax_device(index)
-    return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
+    return [array for array in jax.live_arrays() if device in array.sharding.device_set]
 
 
 def with_index(device: torch.device) -> torch.device:
@@ -35,12 +49,15 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def parse_device(device: torch.device | int | str | None) -> torch.device:
-    """Converts a user's argument to a torch device with an index. The argument is a device, an index, a name, or None for "jax:0".
+    """Converts a user's argument to a torch device with an index.
+
+    Args:
+        device: A device, an index, a name, or None for the thread's current device.
 
     Raises: RuntimeError if there is no such device; ValueError for another device type.
     """
     if device is None or isinstance(device, int):
-        return with_index(torch.device("jax", device or 0))
+        return with_index(torch.device("jax", current_index() if device is None else device))
     parsed = torch.device(device)
     if parsed.type != "jax":
         raise ValueError(f'expected a device "jax" or an index, not {str(parsed)!r}')

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,7 +20,6 @@ DeviceLike: TypeAlias = torch.device | int | str | None
 
 # Read by torch.utils.checkpoint, which saves random states only of initialized devices.
 _initialized = True
-_current = threading.local()  # attribute `index`: the index of the device that `device` has set in this thread
 # The highest number of allocated bytes that was observed, by device index.
 _peaks: dict[int, int] = {}
 # The indices of devices whose peak is the number in `_peaks`, not PJRT's peak, because the user has reset it. PJRT's peak cannot be reset.
@@ -32,7 +31,7 @@ def _index(device: DeviceLike) -> int:
 
     Raises: RuntimeError if there is no such device; ValueError for another device type.
     """
-    return current_device() if device is None else pjrt_devices.parse_device(device).index
+    return pjrt_devices.parse_device(device).index
 
 
 def is_available() -> bool:
@@ -56,7 +55,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    return getattr(_current, "index", 0)
+    return pjrt_devices.current_index()
 
 
 def set_device(device: DeviceLike) -> None:
@@ -71,16 +70,16 @@ def set_device(device: DeviceLike) -> None:
 def device(which: DeviceLike) -> Iterator[None]:
     """Inside the block, functions of this module that are called without a device use the device `which`.
 
-    Seeding functions, `Stream`, `Event` and torch itself still use "jax:0" if no index is given.
+    Seeding functions and torch itself still use "jax:0" if no index is given.
 
     Raises: RuntimeError if there is no such device.
     """
     before, index = current_device(), _index(which)
-    _current.index = index
+    pjrt_devices.set_current_index(index)
     try:
         yield
     finally:
-        _current.index = before
+        pjrt_devices.set_current_index(before)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -183,7 +182,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Returns the bytes of all arrays on a device, with or without a tensor. On the CPU, arrays on several devices are not included."""
+    """Returns the bytes of all arrays on a device, with or without a tensor. Of an array on several devices, only its part there counts."""
     index = _index(device)
     pjrt_bytes = memory_stats(device).get("bytes_in_use")
     allocated = pjrt_bytes if pjrt_bytes is not None else _bytes_of_arrays(index)
@@ -192,8 +191,9 @@ def memory_allocated(device: DeviceLike = None) -> int:
 
 
 def _bytes_of_arrays(index: int) -> int:
-    """Returns the bytes of all live arrays that are on this device alone. Arrays that another thread donates meanwhile are left out."""
-    return sum(array.nbytes for array in pjrt_devices.live_arrays(index) if not array.is_deleted())
+    """Returns the bytes of all live arrays on a device. Arrays that another thread donates meanwhile are left out."""
+    arrays = [array for array in pjrt_devices.live_arrays(index) if not array.is_deleted()]
+    return sum(math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in arrays)
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:

@@ -23,7 +23,7 @@ def wait(index: int) -> None:
 
 
 def is_done(index: int) -> bool:
-    """True if all live arrays that are on this device alone are computed. Recorded ops (lazy mode) run first."""
+    """True if all live arrays with elements on this device are computed. Recorded ops (lazy mode) run first."""
     lazy_mode.run_all()
     return all(map(_is_computed, pjrt_devices.live_arrays(index)))
 
@@ -123,7 +123,11 @@ class Event:
         self._pending: list[jax.Array] = []
 
     def record(self, stream: Stream | None = None) -> None:
-        """Records the event, which is reached when all arrays that exist now are computed. With timing, waits, and stores the time."""
+        """Records the event, which is reached when all arrays that exist now are computed. Recorded ops (lazy mode) run first.
+
+        With timing, waits for these arrays, and stores the time.
+        """
+        lazy_mode.run_all()
         self.device = (stream or Stream()).device
         self._pending = pjrt_devices.live_arrays(self.device.index or 0)
         if self.enable_timing:

@@ -34,7 +34,7 @@ from ..runtime import transfer
 from ..runtime.layout import Layout
 from ..runtime.programs import XlaProgram
 from .compile import compile_lowered, lower, trace_graph
-from .schedule import Constant, Step, StepKind, in_order
+from .schedule import FixedValue, Step, StepKind, in_order
 from .stored import load_recorded, record, record_key
 from .trace_outputs import TracedOutputs, TraceMetadata
 from .unit import CompilationUnit, SpecialisedGraph
@@ -127,7 +127,7 @@ class _SegmentCompiler:
         device = self._unit.jax_device
         arguments: list[Hashable] = [*(["seed"] if has_seed else []), *inputs]
         # The name of the latest check code. No check precedes the first segment.
-        code: Hashable = Constant(transfer.import_tensor(torch.zeros((), dtype=torch.int32), device))
+        code: Hashable = FixedValue(transfer.import_tensor(torch.zeros((), dtype=torch.int32), device))
         programs: dict[Hashable, _CompiledSegment] = {}
         metadata = TraceMetadata()
         steps = []
@@ -136,7 +136,7 @@ class _SegmentCompiler:
             if key not in programs:
                 programs[key] = self._compile_segment(segment, sorted(self._outputs[key]), inputs)
             compiled = programs[key]
-            earlier_counts = Constant(
+            earlier_counts = FixedValue(
                 transfer.import_tensor(torch.tensor([len(metadata.checks), metadata.draws], dtype=torch.int32), device)
             )
             operands = [segment.inputs[position] for position in compiled.read]

@@ -37,7 +37,7 @@ class Step:
         kind: The kind of work.
         run: Called with the list of the step's inputs, which it may clear; returns the outputs. A `Schedule` takes only a runner for the
             kind PROGRAM.
-        inputs: The names of the step's inputs. A `Constant` is an input that is the same in each call.
+        inputs: The names of the step's inputs. A `FixedValue` is an input that is the same in each call.
         outputs: The names of the step's outputs.
         module: The graph that the step computes, for the kinds PROGRAM and KERNELS.
     """
@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class FixedValue:
     """An input of a step, or an output of a graph, that is the same in each call, such as None."""
 
     value: Any
@@ -66,7 +66,7 @@ def in_order(inputs: Sequence[Hashable], steps: Sequence[Step], outputs: Sequenc
         steps: The steps.
         outputs: The names of the outputs, or constants.
     """
-    constants = [value for values in (outputs, *(step.inputs for step in steps)) for value in values if isinstance(value, Constant)]
+    constants = [value for values in (outputs, *(step.inputs for step in steps)) for value in values if isinstance(value, FixedValue)]
     # A call keeps all values in one list: the inputs, the outputs of the steps, and the constants. These are the indices in that list.
     index_of: dict[Hashable, int] = {}
     for value in [*inputs, *(value for step in steps for value in step.outputs), *constants]:

@@ -36,7 +36,7 @@ from .bucket import Bucket
 from .frozen_values import FrozenValues
 from .protocol import Engine, Runner
 from .retrace import Retrace
-from .schedule import Constant, Schedule, Step, StepKind
+from .schedule import FixedValue, Schedule, Step, StepKind
 from .xla import Xla
 
 
@@ -222,7 +222,7 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
 
 def _outputs(outputs: Any) -> list[Any]:
     """Returns the outputs of a graph as names for `Schedule`."""
-    return [output if isinstance(output, Node) else Constant(output) for output in outputs]
+    return [output if isinstance(output, Node) else FixedValue(output) for output in outputs]
 
 
 def _is_in_xla(graph: AtenGraph) -> bool:

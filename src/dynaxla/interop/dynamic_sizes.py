@@ -115,11 +115,14 @@ def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Ite
             )
     user_names = _names_from_user(program, dynamic_shapes)
     names: dict[sympy.Symbol, str] = {}
+    used = set(user_names.values())
     for argument, fake in arguments:
         for dim, size in enumerate(fake.shape):
             symbols = sorted(size.node.expr.free_symbols, key=str) if isinstance(size, torch.SymInt) else []
             for symbol in symbols:
-                names.setdefault(symbol, user_names.get(symbol) or _unused_name(f"{_identifier(argument)}_{dim}", names.values()))
+                if symbol not in names:
+                    names[symbol] = user_names.get(symbol) or _unused_name(f"{_identifier(argument)}_{dim}", used)
+                    used.add(names[symbol])
     dimensions = {}
     for symbol, name in names.items():
         limits = program.range_constraints.get(symbol)

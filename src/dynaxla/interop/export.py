@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import FunctionType
@@ -77,6 +78,9 @@ def export(
     Source: torch.export (graph signatures), jax.export (calling convention, symbolic dimensions)
     """
     platforms = _checked_platforms(platforms)
+    if not isinstance(kwargs, (Mapping, type(None))):
+        hint = "dynaxla.export(model, args).save(directory) writes the model" if isinstance(kwargs, (str, os.PathLike)) else None
+        raise OptionError(f"kwargs={kwargs!r} is not a dict of arguments", hint=hint)
     if weights not in ("arguments", "constants"):
         raise OptionError(f"weights={weights!r} is not supported", hint='give "arguments" or "constants"')
     program = _functionalize(_capture(model, tuple(args), dict(kwargs or {}), dynamic_shapes))

@@ -96,7 +96,10 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
         return _tensor_on_jax(array, device, f"torch cannot access the memory of {array.device}")
     if device_type not in (None, platform):
         raise UnsupportedTensor(f"the array is on {array.device}, not on {device}", hint=f"as_torch(x).to({str(device)!r}) copies it")
-    return tensor_on_array(array)
+    tensor = tensor_on_array(array)
+    if device is not None and torch.device(device).index not in (None, tensor.device.index or 0):
+        raise UnsupportedTensor(f"the array is on {tensor.device}, not on {device}", hint=f"as_torch(x).to({str(device)!r}) copies it")
+    return tensor
 
 
 def _tensor_on_jax(array: Any, device: torch.device | str | None, reason: str) -> torch.Tensor:

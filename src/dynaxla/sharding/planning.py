@@ -161,10 +161,13 @@ def plan(
         compilations: The maximum number of placements that XLA compiles.
 
     Raises:
-        ArgumentError: No trial fits into `memory` (the message names the smallest trial), the step is not compiled to exactly one program,
-            does not read exactly one module with parameters on the device "jax", or has a batch tensor that does not fill its storage.
+        ArgumentError: `compilations` is not positive, no trial fits into `memory` (the message names the smallest trial), the step is not
+            compiled to exactly one program, does not read exactly one module with parameters on the device "jax", or has a batch tensor
+            that does not fill its storage.
         CaptureError: The step cannot be recorded.
     """
+    if compilations < 1:
+        raise ArgumentError(f"compilations={compilations} allows no trial", hint="leave it out, or give a positive number")
     search = _PlacementSearch(_RecordedStep.of(step, args, kwargs, model), Mesh.of(mesh), memory, costs or Costs(), compilations)
     return search.run()
 

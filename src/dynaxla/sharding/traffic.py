@@ -31,6 +31,8 @@ _SCATTER_FUSION = re.compile(r"%?all-reduce-scatter\S* \(.*\) -> (?P<type>.*) \{
 # Matches the attributes of a collective that XLA:TPU has split into several fusions: a start, an end, and possibly a part that runs
 # together with another operation. Each of these fusions contains the collective, with the same channel.
 _SPLIT_COLLECTIVE = re.compile(r"channel_id=(\d+),.*frontend_attributes=\{[^}]*chain_id=")
+# Matches the start of an asynchronous collective whose type lists the operands before the result. That of an all-reduce does not.
+_HAS_OPERANDS = re.compile(r"(?<!all-reduce)-start\(")
 # Matches the dtype and the sizes of an array in HLO, such as f32[8,16].
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 # The maximum length of the text for groups of devices that correspond to no axes.
@@ -218,9 +220,9 @@ def collectives_of(run: ProgramRun | Executable) -> list[CollectiveTraffic]:
                 continue
             channels.add(split[1])
         kind, size = (
-            (match["kind"], _bytes(match["type"], "-start(" in line))
-            if scattered is None
-            else ("reduce-scatter", _bytes(scattered, is_start=False))
+            ("reduce-scatter", _bytes(scattered))
+            if scattered is not None
+            else (match["kind"], _bytes(_type_of_result(match["type"]) if _HAS_OPERANDS.search(line) else match["type"]))
         )
         groups.setdefault((kind, _axes_of(match["rest"], mesh)), []).append((size, _line(line, text)))
     return [
@@ -251,15 +253,25 @@ def _line(instruction: str, text: str) -> str:
     return ""
 
 
-def _bytes(text: str, is_start: bool) -> int:
-    """Returns the size of a collective's result in bytes.
+def _bytes(text: str) -> int:
+    """Returns the bytes of all arrays in a type in HLO."""
+    return sum(-(-math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8) for dtype, shape in _ARRAY.findall(text))
+
+
+def _type_of_result(text: str) -> str:
+    """Returns the type of the result of an asynchronous collective, in HLO.
 
     Args:
-        text: The result's type in HLO.
-        is_start: True for the start of an asynchronous collective. Its type lists the operands before the results.
+        text: The type of the collective's start: a tuple of the operands, the result and possibly further values, such as u32[].
     """
-    sizes = [-(-math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8) for dtype, shape in _ARRAY.findall(text)]
-    return sum(sizes[len(sizes) // 2 :] if is_start and len(sizes) > 1 else sizes)
+    items, depth = [""], 0
+    for character in text[1:-1] if text.startswith("(") else text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return items[1] if len(items) > 1 else text
 
 
 def _bits(dtype: str) -> int:

@@ -71,23 +71,28 @@ def depends_on_values(op: Any) -> bool:
     return name not in _VALUE_INDEPENDENT and f"{name}.{op._schema.overload_name}" not in _VALUE_INDEPENDENT
 
 
-def have_equal_values(first: Any, second: Any, first_draws: dict[Node, Node]) -> bool:
+def have_equal_values(first: Any, second: Any, first_draws: dict[Node, Node], shared: list[Node]) -> bool:
     """True if two arguments of nodes have the same value: equal constants, or nodes that the same ops compute from the same nodes.
 
     Args:
         first: a node, a constant, or a sequence of nodes and constants.
         second: likewise.
         first_draws: maps the node of each repeated draw to the node of the first draw.
+        shared: the function appends the nodes on which both arguments depend. The values are equal only if nothing has written to the
+            tensors of these nodes in the meantime.
     """
     if isinstance(first, Node) and isinstance(second, Node):
         first, second = _origin(first, first_draws), _origin(second, first_draws)
         if first is second:
+            shared.append(first)
             return True
         if first.op != "call_function" or first.target is not second.target or first.kwargs.keys() != second.kwargs.keys():
             return False
-        return have_equal_values((*first.args, *first.kwargs.values()), (*second.args, *second.kwargs.values()), first_draws)
+        return have_equal_values((*first.args, *first.kwargs.values()), (*second.args, *second.kwargs.values()), first_draws, shared)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(have_equal_values(*items, first_draws) for items in zip(first, second, strict=True))
+        return len(first) == len(second) and all(
+            have_equal_values(*items, first_draws, shared) for items in zip(first, second, strict=True)
+        )
     return type(first) is type(second) and bool(first == second)
 
 

@@ -7,8 +7,9 @@ buffers, optimizer state) become inputs. Ops that write are recorded as they are
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,15 @@ class Recorder:
             self._lines.setdefault(number, line)
         return line
 
+    def _have_equal_values(self, first: Node, arguments: Any) -> bool:
+        """True if a draw with these arguments reads the same values as an earlier draw, the node `first`."""
+        shared: list[Node] = []
+        if not have_equal_values((first.args, tuple(first.kwargs.values())), arguments, self._repeated_draws, shared):
+            return False
+        later = itertools.takewhile(lambda node: node is not first, reversed(self.graph.nodes))
+        written = [target for node in later for target in written_nodes(node)]
+        return _storages(shared).isdisjoint(_storages(written))
+
     def _record_draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Records an op that draws random numbers. A repeated draw is recorded as a copy of the first draw's result.
 
@@ -222,9 +232,7 @@ class Recorder:
             self._draws.add(draw_key, node, result)
             return self._bind_result(node, result)
         node, first_result = first
-        if depends_on_values(op) and not have_equal_values(
-            (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._repeated_draws
-        ):
+        if depends_on_values(op) and not self._have_equal_values(node, (inputs[0], tuple(inputs[1].values()))):
             hint = "draw the numbers with torch.rand, whose results depend only on the generator"
             raise CaptureError(
                 f"the step restores the state of torch's generator, and calls {op} with other arguments", op=str(op), hint=hint
@@ -372,7 +380,7 @@ class Recorder:
 
     def _written_storages(self) -> set[int]:
         """Returns the storages of fake tensors that the graph writes to."""
-        return {storage_of(node.meta["val"]) for item in self.graph.nodes for node in written_nodes(item) if "val" in node.meta}
+        return _storages(node for item in self.graph.nodes for node in written_nodes(item))
 
     def tensor_at(self, path: str) -> torch.Tensor:
         """Returns the real tensor at a path."""
@@ -545,3 +553,9 @@ def _tensor_from_array(function: Any, array: np.ndarray[Any, Any], *, requires_g
 
 for _function in (FakeTensorMode.__torch_dispatch__, InKernelFakeMode.__enter__, InKernelFakeMode.__exit__):
     is_not_observed(_function)
+
+
+def _storages(nodes: Iterable[Node]) -> set[int]:
+    """Returns the storages of the nodes' tensors. The tensors of a node with several results are those of its items."""
+    values = [node for item in nodes for node in ([item] if "val" in item.meta else item.users)]
+    return {storage_of(node.meta["val"]) for node in values if "val" in node.meta}

@@ -117,6 +117,8 @@ def check_plan_without_a_placement_that_fits() -> None:
     model, _, step, args = training(2, 8)
     with pytest.raises(ArgumentError, match=r"none of \d+ placements on .* fits into 3000 bytes .* the smallest one, reads"):
         plan(step, *args, mesh=ROW, memory=3000)
+    with pytest.raises(ArgumentError, match="compilations=0 allows no trial"):
+        plan(step, *args, mesh=ROW, compilations=0)
     needs = min(trial.memory for trial in plan(step, *args, mesh=ROW, memory=bytes_of(model)).tried)
     with pytest.raises(ArgumentError, match=r"the smallest one, needs"):
         plan(step, *args, mesh=ROW, memory=needs - 5000, compilations=3)

@@ -37,7 +37,7 @@ def check_device_context_sets_the_current_device() -> None:
     torch.jax.manual_seed_all(0)
     torch.rand(2, device="jax:2")
     with torch.jax.device(2):
-        assert torch.jax.current_device() == torch.jax.current_stream().device_index == 2
+        assert torch.jax.current_device() == torch.jax.current_stream().device_index == torch.jax.Stream().device_index == 2
         assert torch.equal(torch.jax.get_rng_state(), torch.jax.get_rng_state(2))
         assert not torch.equal(torch.jax.get_rng_state(), torch.jax.get_rng_state(0))
     assert torch.jax.current_device() == 0

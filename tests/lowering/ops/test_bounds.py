@@ -154,6 +154,19 @@ def test_no_input_is_written_if_a_check_fails() -> None:
     assert x.tolist() == [3, 1, 3]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[torch.clamp(torch.arange(2), 2, -7)],  # with min > max, every result is max
+        lambda x: x[torch.ops.aten.add.Scalar(torch.arange(2), 2, 2)],
+        lambda x: x[torch.ops.aten.sub.Scalar(torch.arange(2), 2, 3)],
+    ],
+    ids=["clamp", "add", "sub"],
+)
+def test_indices_beyond_their_apparent_range_raise(function: Callable[..., Any]) -> None:
+    check_refusals(function, torch.compile(function, backend="dynaxla", fullgraph=True), (torch.ones(8, 2),), [(X,)])
+
+
 def test_empty_indices_are_not_checked() -> None:
     check(lambda x, i: (x[:0].gather(0, i[:0]), x[:, :0][i], x[:0][:, i], i // i[:0, None]), X, torch.tensor([9]), calls=1)
 

@@ -325,6 +325,8 @@ SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "plus zeros": lambda x: x + torch.zeros(4, dtype=x.dtype),
     "plus a row of zeros": lambda x: torch.zeros_like(x)[None].expand(2, 4) + x,
     "plus a constant": lambda x: x + torch.tensor(0.0),
+    "plus a negated view of zeros": lambda x: x + torch._neg_view(torch.zeros(4, dtype=x.dtype)),
+    "plus conjugated zeros": lambda x: torch.view_as_real(torch.complex(x, x) + torch.zeros(4, dtype=torch.complex64).conj()),
     "reciprocal of a sum": lambda x: 1 / (x + 0.0),
     "foreach": lambda x: torch._foreach_add([x], 0.0)[0],
     "complex": lambda x: torch.view_as_real(torch.complex(x.float(), x.float()) + 0),

@@ -6,6 +6,7 @@ it (`Context.require`). No check is added where the graph shows that the values 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +80,7 @@ def interval(ctx: Context, source: Any) -> Interval | None:
         return None
     result = rule(ctx, source)
     limits = torch.iinfo(value.dtype)
-    return result if result is not None and limits.min <= result[0] and result[1] <= limits.max else None
+    return result if result is not None and definitely(lambda: limits.min <= result[0] and result[1] <= limits.max) else None
 
 
 def _first_argument_interval(ctx: Context, node: Node) -> Interval | None:
@@ -104,7 +105,7 @@ def _index_interval(ctx: Context, node: Node) -> Interval | None:
     default = schema[position].default_value
     dim = node.args[position] if position < len(node.args) else node.kwargs.get("dim", default)
     if not isinstance(dim, int):
-        return 0, int(np.prod(shape)) - 1
+        return 0, math.prod(shape) - 1
     return (0, shape[wrap(dim, len(shape))] - 1) if shape else (0, 0)
 
 
@@ -116,13 +117,15 @@ def _getitem_interval(ctx: Context, node: Node) -> Interval | None:
 def _rule_for_scalar_operand(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
     """Returns a function from a node of a binary op to its interval: None unless the second operand is a known number, the same everywhere.
 
+    A node with the argument alpha has no interval.
+
     Args:
         combine: the op, as a function of two integers.
     """
 
     def rule(ctx: Context, node: Node) -> Interval | None:
         first, second = interval(ctx, node.args[0]), interval(ctx, node.args[1])
-        if first is None or second is None or second[0] != second[1] or node.kwargs:
+        if first is None or second is None or second[0] != second[1] or node.args[2:] or node.kwargs:
             return None
         ends = [combine(end, second[0]) for end in first]
         return min(ends), max(ends)
@@ -137,7 +140,8 @@ def _remainder_interval(ctx: Context, node: Node) -> Interval | None:
 
 def _clamp_interval(ctx: Context, node: Node) -> Interval | None:
     low, high = (interval(ctx, bound) for bound in (*node.args[1:3], None, None)[:2])
-    return (low[0], max(low[0], high[0])) if low is not None and high is not None else None
+    # With low > high, the result is high everywhere.
+    return (min(low[0], high[0]), high[0]) if low is not None and high is not None else None
 
 
 # Ops that return values and, as their second result, the indices of the values.

@@ -97,7 +97,7 @@ def _is_tensor_of_zeros(node: Any) -> bool:
             return _is_zero(node.args[_FILL_VALUE_POSITION[op]])
         if op in ZEROS:
             return True
-        if not (getattr(op, "is_view", False) or op in _COPIES):
+        if not (op in _COPIES or (getattr(op, "is_view", False) and op is not aten._neg_view.default)):
             return False
         node = node.args[0]
     if not isinstance(node, Node) or node.op != "get_attr" or node.graph.owning_module is None:

@@ -175,11 +175,8 @@ def _by_parts(
     other = _OtherOperand.of(operand, other_array, contracting, batch_dims)
     old = lax.reshape(ctx.values[operand.updates[0].base], operand.shape)
     nontrivial = [dim for dim, size in enumerate(operand.shape) if size > 1]
-    summed = [
-        dim
-        for dim in nontrivial
-        if dim in {origin for dim_of_view in operand.roles.contracting for origin, _ in operand.factors[dim_of_view]}
-    ]
+    contracted = {origin for dim in operand.roles.contracting for origin, _ in operand.factors[dim]}
+    summed = [dim for dim in nontrivial if dim in contracted]
     batch = [dim for dim in nontrivial if dim in other.labels and dim not in summed]
     free = [dim for dim in nontrivial if dim not in other.labels]
     rows = [label for label in other.labels if isinstance(label, str)]

@@ -36,7 +36,8 @@ def check_reads_run_the_recording() -> None:
         lambda x: x[0, 0].item(), lambda x: x.cpu(), repr, lambda x: bool(x[0, 0] > 0), lambda x: x.nonzero(), lambda x: x[x > 0],
         lambda x: x.tolist(), lambda x: x.to(device="cpu", dtype=torch.float64), lambda x: copy.deepcopy(x),
         lambda x: dynaxla.device.sync(), lambda x: torch.jax.synchronize(), lambda x: x.untyped_storage()[0],
-        lambda x: torch.ones(2, 3).copy_(x), lambda x: float(x.sum()), lambda x: x.detach().clone().cpu(), lambda x: torch.jax.Event().record(),
+        lambda x: torch.ones(2, 3).copy_(x), lambda x: float(x.sum()), lambda x: x.detach().clone().cpu(),
+        lambda x: torch.jax.Event().record(),
     ]  # fmt: skip
     for read in reads:
         with dynaxla.device.lazy():

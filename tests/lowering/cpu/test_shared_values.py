@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering.cpu.shared_values import shared_values
 from support.models.graph_builder import Builder
@@ -56,24 +54,10 @@ def test_shared_values_of_a_graph(platform: str) -> None:
     assert shared_values(graph, platform) == expected
 
 
-@pytest.mark.parametrize(
-    ("function", "size", "is_shared"),
-    [
-        (lambda x: x.exp().neg(), 32, True),  # the whole value is computed in one loop
-        (lambda x: torch.polar(x, x).real + 1, 32, True),
-        (lambda x: (x + 1) * 2, 32, False),  # cheap
-        (lambda x: x.exp().neg(), 8, False),  # few elements
-        (lambda x: x.exp().neg().view(-1, 1), 32, False),  # computed once for each row
-        (lambda x: (x.exp() @ x).neg(), 32, False),  # the product is in memory
-    ],
-)
-def test_expensive_values_that_are_broadcast_are_shared(function: Callable[..., torch.Tensor], size: int, is_shared: bool) -> None:
-    """XLA would compute them again for each element that reads them."""
-
-    def broadcast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        value = function(x)
-        return y.view(4, *value.shape) * value
-
-    graph = make_fx(broadcast)(torch.rand(size, size), torch.rand(4, size, size)).graph
-    product = next(reversed(graph.find_nodes(op="call_function", target=aten.mul.Tensor)))
-    assert shared_values(graph, "cpu") == ({product.args[1]} if is_shared else set())
+def test_graph_without_gradients_has_no_shared_values() -> None:
+    build = Builder()
+    value = build.call(aten.relu.default, build.input(3, 3))
+    outputs = [product(build, value), build.call(aten.neg.default, value)]
+    assert shared_values(build.module(*outputs).graph, "cpu") == set()
+    gradient = build.call(aten.threshold_backward.default, value, value, 0)
+    assert shared_values(build.module(*outputs, gradient).graph, "cpu") == {value}

@@ -32,34 +32,14 @@ _REREADERS = frozenset(
     ]
 )
 
-# Costly functions that XLA's loops evaluate per element. Some of them (such as aten.polar) call others.
-_FUNCTIONS = frozenset(
-    [
-        aten.cos.default,
-        aten.erf.default,
-        aten.erfinv.default,
-        aten.exp.default,
-        aten.exp2.default,
-        aten.expm1.default,
-        aten.log.default,
-        aten.log1p.default,
-        aten.polar.default,
-        aten.pow.Scalar,
-        aten.pow.Tensor_Scalar,
-        aten.pow.Tensor_Tensor,
-        aten.sigmoid.default,
-        aten.sin.default,
-        aten.softplus.default,
-        aten.tanh.default,
-    ]
-)
-# A value of at least _MIN_ELEMENTS elements is worth its own loop if another loop reads each element at least _MIN_READS times.
-_MIN_ELEMENTS, _MIN_READS = 1024, 4
-
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:
-    """Returns the nodes whose values should be written to memory (see materialize.py); none on platforms other than the CPU."""
-    return {node for node in graph.nodes if _is_shared(node)} if platform == "cpu" else set()
+    """Returns the nodes whose values should be written to memory (see materialize.py).
+
+    None on platforms other than the CPU, and in graphs without gradients. There, it makes no model faster (measured: measurements.md).
+    """
+    has_gradients = any(node.op == "call_function" and "_backward" in str(node.target) for node in graph.nodes)
+    return {node for node in graph.nodes if _is_shared(node)} if platform == "cpu" and has_gradients else set()
 
 
 def _is_shared(node: Node) -> bool:
@@ -70,61 +50,10 @@ def _is_shared(node: Node) -> bool:
     """
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
-    if _is_split(node):
-        return True
     readers = _readers(node)
     if any(reader.target in _REREADERS and reader.args[0] is gradient for reader, gradient in readers):
         return True
-    if any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers):
-        return True
-    return any(_repeats(reader, operand, node) for reader, operand in readers) and _has_function(node)
-
-
-def _repeats(reader: Node, operand: Node, node: Node) -> bool:
-    """True if the loop of a larger, elementwise consumer would recompute each of the node's elements several times.
-
-    Args:
-        reader: The consumer.
-        operand: The node, or the view of the node that the consumer reads. If the view is broadcast along its last dimension, the loop
-            computes an element only once along that dimension.
-        node: The node whose value may be written to memory.
-    """
-    if not _is_pointwise(reader):
-        return False
-    elements, reads, value = node.meta["val"].numel(), reader.meta["val"].numel(), operand.meta["val"]
-    if not all(isinstance(number, int) for number in (elements, reads)) or elements < _MIN_ELEMENTS or reads < _MIN_READS * elements:
-        return False
-    return value.dim() > 0 and value.shape[-1] != 1 and value.stride(-1) != 0
-
-
-def _has_function(node: Node) -> bool:
-    """True if the fused loop of a node evaluates one of _FUNCTIONS."""
-    seen, pending = set(), [node]
-    while pending:
-        if (current := pending.pop()) in seen or not (_is_pointwise(current) or is_view(current)):
-            continue
-        if current.target in _FUNCTIONS:
-            return True
-        seen.add(current)
-        pending += current.all_input_nodes
-    return False
-
-
-def _is_pointwise(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
-        return False
-    return torch.Tag.pointwise in node.target.tags or node.target in (aten._to_copy.default, aten.polar.default)
-
-
-def _is_split(node: Node) -> bool:
-    """True if several slices cover all of a tensor, as for the gradient of a concatenation.
-
-    XLA would compute several such tensors in one loop, if another op adds their slices. The loop would have too many operands to be
-    vectorized.
-    """
-    sizes = [user.meta["val"].numel() for user in node.users if user.target is aten.slice.Tensor]
-    size = node.meta["val"].numel()
-    return len(sizes) > 1 and all(isinstance(count, int) for count in (size, *sizes)) and sum(sizes) >= size
+    return any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers)
 
 
 def _rereads(reader: Node, value: Node) -> bool:

@@ -27,23 +27,6 @@ class Residual(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("is_convolutional", [True, False])
-def test_sums_are_not_recomputed(is_convolutional: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Each sum's fusion has a few operands, not the operands of all sums before it."""
-    torch.manual_seed(0)
-    net = Residual(is_convolutional).to(dtype)
-    x = torch.randn(2, 32, 16, 16, dtype=dtype) if is_convolutional else torch.randn(64, 256, dtype=dtype)
-    tolerance = (1e-4, 1e-4) if dtype == torch.float32 else (5e-2, 5e-2)
-    with torch.no_grad():
-        result = torch.compile(net, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x)
-        assert_equal(result, net(x), tolerance=tolerance)
-    (program,) = tmp_path.glob("*.hlo.txt")
-    fusions = [line.partition(" fusion(")[2].partition(")")[0] for line in program.read_text().splitlines() if " fusion(" in line]
-    assert fusions
-    assert max(operands.count("%") for operands in fusions) <= 4
-
-
 def test_gradients_are_unchanged(tmp_path: Path) -> None:
     torch.manual_seed(0)
     mine, theirs = Residual(True), Residual(True)
@@ -89,35 +72,6 @@ def test_gradients_are_not_recomputed(norm: Callable[[int], nn.Module], tmp_path
     assert max(line.partition(" fusion(")[2].partition(")")[0].count("%") for line in large) <= 7, (
         "the gradient of a norm reads that of the activation"
     )
-
-
-class Dense(nn.Module):
-    """Layers that read the concatenated results of all layers before them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.BatchNorm2d(16 + 8 * layer) for layer in range(5))
-        self.layers = nn.ModuleList(nn.Conv2d(16 + 8 * layer, 8, 3, padding=1) for layer in range(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        results = [x.sin()]
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            results.append(layer(F.relu(norm(torch.cat(results, 1)))))
-        return torch.cat(results, 1)
-
-
-def test_slices_of_a_gradient(tmp_path: Path) -> None:
-    """The sum of the slices from all later layers reads one tensor of each layer."""
-    torch.manual_seed(0)
-    net = Dense()
-    x = torch.randn(4, 16, 20, 20, requires_grad=True)
-    grad = torch.randn(4, 56, 20, 20)
-    (mine,) = torch.autograd.grad(torch.compile(net, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x), x, grad)
-    (theirs,) = torch.autograd.grad(net(x), x, grad)
-    assert_equal(mine, theirs, tolerance=(1e-3, 1e-3))
-    (program,) = tmp_path.glob("*backward*.hlo.txt")
-    fusions = [line.partition(" fusion(")[2].partition(")")[0] for line in program.read_text().splitlines() if " fusion(" in line]
-    assert max(operands.count("%") for operands in fusions) <= 13, "four slices, and the operands of the first norm's gradient"
 
 
 def test_only_the_slice_that_is_read_is_computed(tmp_path: Path) -> None:

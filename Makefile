@@ -96,8 +96,8 @@ explain-pages: install
 	$(VENV)/bin/python -m pip install 'selenium>=4.20'
 	$(VENV)/bin/python -m pytest -m slow tests/explained/test_in_a_browser.py $(ARGS)
 
-# The engine that is chosen for 44 models, beside each engine alone, with docs/benchmarks/engines.md: some hours on a core; it goes on where it
-# was stopped. ARGS=--training for forward and backward, or the names of models
+# Compares the chosen engine with each engine alone, for 44 models, and writes docs/benchmarks/engines.md. Takes some hours on a core, and
+# continues an earlier run. ARGS=--training for forward and backward passes, or the names of models
 engines: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.best_engine $(ARGS)
 
@@ -111,17 +111,17 @@ stress: install
 lower-everywhere: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.lower_everywhere $(ARGS)
 
-# What XLA makes of models for an H100, on a machine without one, with docs/benchmarks/gpu-programs.md; needs g++. Half an hour on a core,
-# and nothing for what is known of the same sources. ARGS=--check fails where a figure has grown; ARGS=--accept makes today's the measure.
+# Compiles models for an H100 on a machine without one, and writes docs/benchmarks/gpu-programs.md. Needs g++, and half an hour on a core.
+# Programs of unchanged sources are not compiled again. ARGS=--check fails if a figure has grown; ARGS=--accept stores the new figures.
 GPU_PLUGIN = .gpu-programs/plugin-$(shell $(VENV)/bin/python -c "from importlib.metadata import version; print(version('jaxlib'))")
 gpu-programs: install
 	test -d $(GPU_PLUGIN) || $(VENV)/bin/python -m pip install --no-deps --target $(GPU_PLUGIN) \
 		$(foreach part,pjrt plugin,jax-cuda13-$(part)==$(GPU_PLUGIN:.gpu-programs/plugin-%=%))
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.gpu_programs $(ARGS)
 
-# What XLA makes of models for TPUs, on a machine without one, with docs/benchmarks/tpu-programs.md. It installs libtpu (700 MB on the disk).
-# An hour on a core, and nothing for what is known of the same sources. ARGS=--check fails if a figure has grown; ARGS=--accept makes the
-# figures of today the budgets.
+# Compiles models for TPUs on a machine without one, and writes docs/benchmarks/tpu-programs.md. Installs libtpu (700 MB on the disk), and
+# takes an hour on a core. Programs of unchanged sources are not compiled again. ARGS=--check fails if a figure has grown; ARGS=--accept
+# stores the new figures.
 LIBTPU = $(shell $(VENV)/bin/python -c "from importlib.metadata import requires; print(next(r.split(';')[0].strip() for r in requires('jax') if r.startswith('libtpu')))")
 LIBTPU_FOLDER = .tpu-programs/$(subst .*,,$(subst ==,-,$(LIBTPU)))
 tpu-programs: install

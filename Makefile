@@ -1,4 +1,4 @@
-# Everything works in .venv, which is made if there is none. PYTHON makes it. The targets for a GPU use GPU_PYTHON as it is.
+# All targets use the environment .venv, and create it first if necessary. PYTHON creates it. Targets for a GPU use GPU_PYTHON as it is.
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
@@ -9,7 +9,7 @@ CONSTRAINTS := constraints.txt
 
 install: $(INSTALLED)
 
-# torch first and by itself: pip then takes the build that its index offers for this machine, and nothing that follows replaces it.
+# torch is installed first and alone: pip then takes the build that its index offers for this machine, and nothing later replaces it.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -c $(CONSTRAINTS) torch
@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 bench: install
 	$(VENV)/bin/dynaxla bench --quick
 
-# Every lowering once, contracts, steps, errors: some minutes on two cores. It starts no process besides pytest's own.
+# A test of each lowering, contract, step and error: some minutes on two cores. Starts no process besides pytest's own.
 QUICK = $(shell grep -rlE --include='test_*.py' 'pytest\.mark\.quick' tests)
 quick: install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --quick $(QUICK)
@@ -27,8 +27,8 @@ quick: install
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
 
-# Every test with every parameter, the slow ones too: some hours on two cores. It goes on with the part that failed or was stopped, as long as
-# the commit is the same.
+# All tests with all parameters, including slow ones: some hours on two cores. A later call continues with the part that failed or was
+# stopped, provided the commit is the same.
 ALL := .test-all/$(shell git rev-parse --short HEAD)
 PARTS := $(patsubst tests/%/,%,$(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py))))
 test-all: $(PARTS:%=$(ALL)/%) $(ALL)/files
@@ -36,62 +36,62 @@ $(ALL)/%: | install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --everything -m 'not gpu' $(if $(filter files,$*),tests/test_*.py,tests/$*/test_*.py)
 	mkdir -p $@
 
-# Which suite finds each of 60 faults, planted one at a time? Those that make quick misses are tried with make test: an hour or two on two
-# cores. An interrupted run continues. Others by name: make faults ARGS="--suites quick usual everything -- NAME"
+# Plants 60 faults, one at a time, and reports which suite finds each: an hour or two on two cores. Faults that make quick misses are tried
+# with make test. An interrupted run continues. Other faults by name: make faults ARGS="--suites quick usual everything -- NAME"
 faults: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.planted_faults $(ARGS)
 
-# PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2", or what eager
-# mode refuses of them: ARGS="--kind error_inputs,changed_numbers"
+# Compares PyTorch's databases of operators and modules with eager mode, e.g. make conformance ARGS="--dtype float32 --match '^linalg'
+# --shards 2". Only the inputs that eager mode refuses: ARGS="--kind error_inputs,changed_numbers"
 conformance: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.conformance $(ARGS)
 
-# The same on the device "jax" in eager mode, with ARGS=--device=lazy in lazy mode; it goes on where it was stopped
+# The same on the device "jax" in eager mode; in lazy mode with ARGS=--device=lazy. An interrupted run continues.
 conformance-device: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.conformance --device $(ARGS)
 
-# Every op of the tests' table, its operands in seven layouts, forward and gradients, compared with eager mode; it goes on where it was stopped,
-# e.g. make layouts ARGS="--strides", which compiles nothing and takes half an hour on a core
+# Compares every op of the tests' table with eager mode, forward and gradients, with operands in seven layouts. An interrupted run continues.
+# ARGS="--strides" compiles nothing and takes half an hour on a core.
 layouts: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.layout_sweep $(ARGS)
 
-# Random programs compared with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2", or ARGS=--faults
+# Compares random programs with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2". ARGS=--faults plants faults.
 random-programs: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.random_programs $(ARGS)
 
-# Random Python state that a step can read, one change in each, e.g. make python-state ARGS="--count 20000 --seed 3", or ARGS=--faults
+# Changes one part of random Python state that a step can read, e.g. make python-state ARGS="--count 20000 --seed 3", or ARGS=--faults
 python-state: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.python_state $(ARGS)
 
-# Random training steps: with numbers that change between calls; called with several models and optimizers in turns. E.g. make object-turns
-# ARGS="--count 500 --seed 7", or ARGS=--faults
+# Random training steps: with numbers that change between calls, and called with several models and optimizers in turn. E.g. make
+# object-turns ARGS="--count 500 --seed 7", or ARGS=--faults
 number-programs: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.number_programs $(ARGS)
 
 object-turns: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.object_turns $(ARGS)
 
-# All of these and hypothesis's tests in turn, others in every run, e.g. make explore ARGS="--minutes 60", or ARGS="--minutes 5 --seed 3"
+# All of these and hypothesis's tests in turn, with other cases in each run, e.g. make explore ARGS="--minutes 60 --seed 3"
 explore: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.explore $(ARGS)
 
-# transformers' generate with eight small models, in six ways each, and with settings of the compiler, compared with eager mode: half an hour
+# Compares transformers' generate with eager mode, for eight small models, in six ways each and with settings of the compiler: half an hour
 # on a core
 generate: install
 	$(VENV)/bin/python -m pytest -m slow tests/end_to_end/test_generate.py $(ARGS)
 
-# The ten models, inference and training, and others of timm and transformers with `generate`, unmodified on the device "jax", compared with
-# the CPU: an hour on a core
+# Runs models unmodified on the device "jax" and compares them with the CPU: the ten models in inference and training, and others of timm and
+# transformers with `generate`. An hour on a core
 device-models: install
 	$(VENV)/bin/python -m pytest -m slow tests/device/test_models_on_the_device.py $(ARGS)
 
-# dynaxla.to_jax of 30 timm and 20 transformers models: values, gradients and batches, compared with eager mode; and exported resnet18, BERT and
-# GPT-2, called in a process without torch: half an hour on a core
+# Compares dynaxla.to_jax of 30 timm and 20 transformers models with eager mode (values, gradients and batches), and calls exported models
+# (resnet18, BERT and GPT-2) in a process without torch. Half an hour on a core
 interop: install
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/interop/test_architectures.py tests/interop/test_export.py $(ARGS)
 
-# Pages of dynaxla.explain, of resnet50, of a model with breaks and of a training step, in a real browser, without the network: Chromium and its
-# driver, which a distribution has (apt-get install chromium chromium-driver). Two minutes on a core
+# Opens pages of dynaxla.explain (resnet50, a model with graph breaks, a training step) in a browser, without the network. Needs Chromium and
+# its driver (apt-get install chromium chromium-driver). Two minutes on a core
 explain-pages: install
 	$(VENV)/bin/python -m pip install 'selenium>=4.20'
 	$(VENV)/bin/python -m pytest -m slow tests/explained/test_in_a_browser.py $(ARGS)
@@ -101,13 +101,13 @@ explain-pages: install
 engines: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.best_engine $(ARGS)
 
-# Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
+# Runs eight threads that compile, train and call at the same time, for ten minutes, e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install
 	PYTHONPATH=tests $(VENV)/bin/python -m cases.stress $(ARGS)
 
-# Models and PyTorch's database of operators, lowered for GPUs and TPUs that are not there, e.g. make lower-everywhere ARGS="--match linalg".
-# ARGS=--compile=tpu also compiles them for a TPU, with the libtpu that make tpu-programs installs, or with another: ARGS="--compile tpu --libtpu
-# FOLDER", where FOLDER has libtpu/libtpu.so. It goes on where it was stopped.
+# Lowers models and PyTorch's database of operators for GPUs and TPUs on a machine without them, e.g. make lower-everywhere ARGS="--match
+# linalg". ARGS=--compile=tpu also compiles them for a TPU, with the libtpu that make tpu-programs installs, or with another: ARGS="--compile
+# tpu --libtpu FOLDER", where FOLDER has libtpu/libtpu.so. An interrupted run continues.
 lower-everywhere: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.lower_everywhere $(ARGS)
 
@@ -128,18 +128,18 @@ tpu-programs: install
 	test -d $(LIBTPU_FOLDER) || $(VENV)/bin/python -m pip install --no-deps --target $(LIBTPU_FOLDER) '$(LIBTPU)'
 	PYTHONPATH=tests:. $(VENV)/bin/python -m commands.tpu_programs $(ARGS)
 
-# The suite with the newest and with the oldest releases, each in an environment of its own.
+# Runs the test suite with the newest and with the oldest releases, each in an environment of its own.
 OTHER_PYTHON ?= python3.12
 
-# PIP_CONSTRAINT: constraints.txt alone decides, whatever a machine's own pip.conf allows.
+# PIP_CONSTRAINT: only constraints.txt limits the versions, whatever a machine's own pip.conf says.
 test-newest:
 	PIP_CONSTRAINT=/dev/null $(MAKE) test VENV=.venv-newest PYTHON=$(OTHER_PYTHON)
 
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest PYTHON=$(OTHER_PYTHON) CONSTRAINTS=constraints-oldest.txt
 
-# An environment with the torch and the JAX that the index has today, whatever this project or the machine allows, and a report: names that
-# are gone, ways that do not run, tests that fail. Ten minutes, after the download
+# Creates an environment with the newest torch and JAX of the index, whatever this project or the machine allows, and reports names that are
+# gone, functions that do not run, and tests that fail. Ten minutes, after the download
 newest:
 	$(OTHER_PYTHON) -m venv --clear .venv-today
 	PIP_CONSTRAINT=/dev/null .venv-today/bin/python -m pip install --upgrade torch jax
@@ -147,24 +147,24 @@ newest:
 	touch .venv-today/.installed
 	$(MAKE) report VENV=.venv-today
 
-# That report of an environment that is there, e.g. make report VENV=.venv-newest
+# The same report for an existing environment, e.g. make report VENV=.venv-newest
 report: install
 	PYTHONPATH=tests $(VENV)/bin/python -m commands.newest_report
 
-# On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/commands/gpu_report and the tests of tests/gpu, in ten minutes. It
-# installs nothing and uses the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"
+# On a machine with an NVIDIA GPU: reports facts about the environment, and runs the parts of tests/commands/gpu_report and the tests of
+# tests/gpu, in ten minutes. Installs nothing, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"
 GPU_PYTHON ?= python3
 
 gpu:
 	PYTHONPATH=src:tests $(GPU_PYTHON) -m commands.gpu_report $(ARGS)
 
-# docs/benchmarks/gpu.md: the rows that people ask for most come first. Each call continues where the last one stopped, also on another day,
-# and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32, or ARGS="--minutes 4.5"
+# Measures docs/benchmarks/gpu.md, the most important rows first. Each call continues the last one, also on another day, and ends within ten
+# minutes, e.g. make gpu-table PART=tf32-batch32, or ARGS="--minutes 4.5"
 gpu-table:
 	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks gpu $(PART) --output docs/benchmarks $(ARGS)
 
-# The documentation site, in .site/: open .site/index.html, no server is needed. Any warning (a dead link, a page in no part of mkdocs.yml's
-# nav) is an error. Its environment has neither torch nor JAX. With PROJECT_URL, the repository's address, each page links to the repository.
+# Builds the documentation site in .site/: open .site/index.html, no server is needed. Any warning (a dead link, a page that mkdocs.yml's nav
+# lacks) is an error. Its environment has neither torch nor JAX. With PROJECT_URL, the repository's address, each page links to the repository.
 DOCS := .venv-docs
 NEEDED_BY_DOCS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
 
@@ -177,12 +177,12 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
-# Every code block of every page, those of `make test` among them: five minutes on a core
+# Runs every code block of every page, including those that make test runs: five minutes on a core
 docs-test: install
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/docs/test_pages.py tests/docs/test_integrations.py tests/docs/test_site.py $(ARGS)
 
-# Wheel and sdist in .dist/, as an index gets them: checked, and installed in a new environment, where README's blocks run. With the download of
-# torch and JAX, some minutes on a core. PROJECT_URL, the repository's address, makes README's links absolute (hatch_build.py).
+# Builds and checks the wheel and the sdist in .dist/, installs them in a new environment, and runs README's blocks there. With the download
+# of torch and JAX, some minutes on a core. PROJECT_URL, the repository's address, makes README's links absolute (hatch_build.py).
 DIST := .dist
 wheel:
 	$(PYTHON) -m venv --clear .venv-dist

@@ -22,8 +22,8 @@ from dynaxla.bench.session import run
 from dynaxla.bench.suites import BenchCase
 from dynaxla.runtime import machine
 
-from . import beside_jax, generation, layers, lengths, single_ops, suites, tables, two_processes
 from . import engines as engine_table
+from . import generation, layers, lengths, single_ops, suites, tables, two_processes, versus_jax
 from .cells import Cells
 from .choices import FIRST_CALL, INTEROP, LAYERS, LENGTHS, MEMORY, OPS, PROCESSES, STARTS
 from .first_call import PHASES, first_calls
@@ -166,8 +166,8 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
         elif name == PROCESSES:
             found[name] = {"environment": report.environment(), "runs": two_processes.runs()}
         elif name == INTEROP:
-            found[name] = {"environment": report.environment(), "runs": beside_jax.runs(models, seconds)}
-            good = good and beside_jax.is_good(found[name]["runs"])
+            found[name] = {"environment": report.environment(), "runs": versus_jax.runs(models, seconds)}
+            good = good and versus_jax.is_good(found[name]["runs"])
         else:
             found[name] = _measured(name, models, seconds, output)
             good = good and all(entry["good"] for engines in found[name]["models"].values() for entry in engines.values())
@@ -207,18 +207,18 @@ def _measured(name: str, models: Sequence[str], seconds: float, output: Path) ->
 
 def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.BenchReport:
     chosen, _ = engine_table.choose(part.engines, [])
-    placement = ModelSetup(part.batch, part.dtype, threads=part.threads, training=part.training)
-    return run(part.chosen(models), chosen, BenchSettings(placement, iterations_per_run=part.calls, seconds=seconds), part.suite)
+    setup = ModelSetup(part.batch, part.dtype, threads=part.threads, training=part.training)
+    return run(part.chosen(models), chosen, BenchSettings(setup, iterations_per_run=part.calls, seconds=seconds), part.suite)
 
 
 def as_part(result: report.BenchReport) -> dict[str, Any]:
     """Returns a report's entry in cpu.json: milliseconds with quartiles, or the failure, by model and engine."""
     models: dict[str, Any] = {}
     for row in result.rows:
-        entry: dict[str, Any] = {"good": row.good}
+        entry: dict[str, Any] = {"good": row.agrees}
         if row.wall is not None:
             entry |= {"ms": row.wall.median, "lower": row.wall.lower, "upper": row.wall.upper}
-        if not row.good:
+        if not row.agrees:
             entry["failure"] = row.failure or "disagrees with eager"
         models.setdefault(row.model, {})[row.engine] = entry
     return {"environment": result.environment, "models": models}
@@ -317,7 +317,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         lines += [*lengths.table(found[LENGTHS]["runs"]), ""]
     if INTEROP in found:
         lines += ["## PyTorch in JAX, float32", "", tables.circumstances(found[INTEROP]["environment"]), ""]
-        lines += [*beside_jax.table(found[INTEROP]["runs"]), ""]
+        lines += [*versus_jax.table(found[INTEROP]["runs"]), ""]
     if PROCESSES in found:
         lines += ["## Two processes, float32, one thread each", "", tables.circumstances(found[PROCESSES]["environment"]), ""]
         lines += [*two_processes.table(found[PROCESSES]["runs"]), ""]

@@ -99,7 +99,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
                 return False
             print(f"{part}: {model}", flush=True)
             if part not in rehearsed:
-                warm_up_engines(_engines(PARTS[part]), _placement(PARTS[part], where))
+                warm_up_engines(_engines(PARTS[part]), _setup(PARTS[part], where))
                 rehearsed.add(part)
             measured = measure_model(PARTS[part], cases[model], where, seconds)
             found.setdefault(part, {})[model] = measured
@@ -114,7 +114,7 @@ def measure_model(part: Part, case: BenchCase, device: torch.device, seconds: fl
 
     Returns: `environment`; `captured`, the fields of capture.Capture (None in training); `engines`, see `_as_entries`.
     """
-    settings = BenchSettings(_placement(part, device), seconds=seconds, amortized=0 if part.training else SEVERAL)
+    settings = BenchSettings(_setup(part, device), seconds=seconds, amortized=0 if part.training else SEVERAL)
     result = measure(case, _engines(part), settings)
     captured = None if result.captured is None else asdict(result.captured)
     return {"environment": report.environment(), "captured": captured, "engines": _as_entries(result)}
@@ -124,7 +124,7 @@ def _engines(part: Part) -> list[engine_table.BenchEngine]:
     return engine_table.choose(part.engines, [], "jax")[0]
 
 
-def _placement(part: Part, device: torch.device) -> ModelSetup:
+def _setup(part: Part, device: torch.device) -> ModelSetup:
     return ModelSetup(device=device, training=part.training)
 
 
@@ -137,14 +137,14 @@ def _as_entries(result: ModelResult) -> dict[str, Any]:
     """
     entries: dict[str, Any] = {}
     for row in result.rows:
-        entry: dict[str, Any] = {"good": row.good}
+        entry: dict[str, Any] = {"good": row.agrees}
         if row.wall is not None and row.cpu is not None:
             entry |= {"ms": row.wall.median, "lower": row.wall.lower, "upper": row.wall.upper, "cpu_ms": row.cpu.median}
             entry |= {"amortized_ms": row.amortized and row.amortized.median, "first_call": row.first_call_seconds}
             entry |= {"phases": row.call_phases, "recorded_ops": row.recorded_ops, "compilations": row.compilations, "traces": row.traces}
         if row.agreement is not None:
             entry["error"] = min(row.agreement.error, 1e30)  # JSON has no infinity
-        if not row.good:
+        if not row.agrees:
             entry["failure"] = row.failure or "disagrees with eager"
         entries[row.engine] = entry
     return entries

@@ -33,10 +33,10 @@ from dynaxla.engine.options import COMMAND_BUFFER_OPTION, WITHOUT_CONVOLUTIONS
 from dynaxla.interop import to_jax
 
 
-def _in_another_process(engine: BenchEngine, case: Any, placement: Any) -> Any:
+def _in_another_process(engine: BenchEngine, case: Any, setup: Any) -> Any:
     from .processes import Remote  # which imports this module
 
-    return Remote(engine, case, placement)
+    return Remote(engine, case, setup)
 
 
 def _autotuned_inductor(model: nn.Module, _: Inputs) -> Call:

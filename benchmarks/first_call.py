@@ -34,12 +34,12 @@ def first_calls(engine: str, models: Sequence[str], cache: str, bytecode: str) -
 def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     metrics.use_clock(time.process_time)
-    placement = ModelSetup()
+    setup = ModelSetup()
     found = {}
-    warm_up_engines([engines.ENGINES[engine]], placement)
+    warm_up_engines([engines.ENGINES[engine]], setup)
     for case in suites.choose("models", models):
-        model = placement.model(case)
-        inputs = placement.inputs(case, torch.Generator().manual_seed(1))
+        model = setup.model(case)
+        inputs = setup.inputs(case, torch.Generator().manual_seed(1))
         with torch.no_grad():
             model(*inputs)
             before, start = metrics.seconds(), cpu_seconds()

@@ -160,41 +160,41 @@ def _output(process: subprocess.Popen[str]) -> tuple[str, str] | None:
 
 def _times(part: Part, case: BenchCase, device: torch.device, seconds: float) -> dict[str, Any]:
     chosen, _ = engine_table.choose([], part.engines)
-    placement = _placement(part, device)
-    warm_up_engines(chosen, placement)
+    setup = _setup(part, device)
+    warm_up_engines(chosen, setup)
     rows: dict[str, Any] = {}
-    settings = BenchSettings(placement, iterations_per_run=part.calls, seconds=seconds)
+    settings = BenchSettings(setup, iterations_per_run=part.calls, seconds=seconds)
     if _TURN in os.environ:
         settings = dataclasses.replace(settings, before_rounds=Turn(Path(os.environ[_TURN])).wait)
     for row in measure(case, chosen, settings).rows:
-        rows[row.engine] = {"good": row.good}
+        rows[row.engine] = {"good": row.agrees}
         if row.wall is not None:
             rows[row.engine] |= {"ms": row.wall.median, "lower": row.wall.lower, "upper": row.wall.upper}
             rows[row.engine]["first_call"] = row.first_call_seconds
-        if not row.good:
+        if not row.agrees:
             rows[row.engine]["failure"] = row.failure or "disagrees with eager"
     return {"environment": report.environment(), "engines": rows}
 
 
 def _memory(part: Part, case: BenchCase, device: torch.device, engine: str) -> dict[str, int | None]:
-    placement = _placement(part, device)
-    inputs = placement.inputs(case, torch.Generator().manual_seed(1))
+    setup = _setup(part, device)
+    inputs = setup.inputs(case, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        model = placement.model(case)
+        model = setup.model(case)
         call = engine_table.ENGINES[engine].prepare_call(model, inputs)
         del model  # for training, the engine has a copy of its own
         for _ in range(WARM_CALLS):
             call(*inputs)
-        placement.synchronise()
+        setup.synchronise()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         for _ in range(CALLS):
             call(*inputs)
-        placement.synchronise()
+        setup.synchronise()
     return {"peak": device_peak_bytes(device)}
 
 
-def _placement(part: Part, device: torch.device) -> ModelSetup:
+def _setup(part: Part, device: torch.device) -> ModelSetup:
     return ModelSetup(part.batch, part.dtype, device, threads=torch.get_num_threads(), training=part.training)
 
 

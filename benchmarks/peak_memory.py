@@ -53,14 +53,14 @@ def _resident(which: str) -> int:
 
 def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, int]:
     torch.set_num_threads(1)
-    placement = ModelSetup(batch, training=optimizer)
-    warm_up_engines([engines.ENGINES[engine]], placement)
+    setup = ModelSetup(batch, training=optimizer)
+    warm_up_engines([engines.ENGINES[engine]], setup)
     release_memory()  # the step could reuse free memory of the heap, which would not be counted
     before = _resident("RssAnon")
     (case,) = suites.choose("models", [model])
-    training = placement.model(case)
+    training = setup.model(case)
     assert isinstance(training, TrainingStep)
-    inputs = placement.inputs(case, torch.Generator().manual_seed(1))
+    inputs = setup.inputs(case, torch.Generator().manual_seed(1))
     parameters = sum(parameter.nbytes for parameter in training.parameters())
     step = engines.ENGINES[engine].prepare_call(training, inputs)
     del training  # the engine has a copy of its own

@@ -36,10 +36,10 @@ from . import engines
 class Remote:
     """A runner in a separate process, which builds the same model from the same seed. That process idles while others are timed."""
 
-    def __init__(self, engine: BenchEngine, case: BenchCase, placement: ModelSetup) -> None:
+    def __init__(self, engine: BenchEngine, case: BenchCase, setup: ModelSetup) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, engine.name, case, placement), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, engine.name, case, setup), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -72,11 +72,11 @@ class Remote:
             self._process.join()
 
 
-def _serve(connection: Connection, engine_name: str, case: BenchCase, placement: ModelSetup) -> None:
-    torch.set_num_threads(placement.threads)
+def _serve(connection: Connection, engine_name: str, case: BenchCase, setup: ModelSetup) -> None:
+    torch.set_num_threads(setup.threads)
     local: LocalRunner | None = None
     with torch.no_grad(), empty_caches():
-        model = placement.model(case)
+        model = setup.model(case)
         while True:
             try:
                 request, argument = connection.recv()
@@ -84,36 +84,36 @@ def _serve(connection: Connection, engine_name: str, case: BenchCase, placement:
                 return
             try:
                 if request == "memory":
-                    answer: Any = _measure_memory(engine_name, model, argument, placement)
+                    answer: Any = _measure_memory(engine_name, model, argument, setup)
                 else:
                     if local is None:
                         first = argument if request == "call" else argument[0]
-                        local = LocalRunner(engines.ENGINES[engine_name], model, first, placement)
+                        local = LocalRunner(engines.ENGINES[engine_name], model, first, setup)
                     answer = local.call(argument) if request == "call" else local.time(argument)
             except Exception as error:
                 answer = RemoteError(first_line(error))
             connection.send(answer)
 
 
-def measure_memory(engine: BenchEngine, case: BenchCase, placement: ModelSetup, batches: Sequence[Inputs]) -> AddedMemory:
+def measure_memory(engine: BenchEngine, case: BenchCase, setup: ModelSetup, batches: Sequence[Inputs]) -> AddedMemory:
     """Measures an engine's memory in a fresh process, without that of other engines. Raises: RemoteError if the engine fails."""
-    remote = Remote(engine, case, placement)
+    remote = Remote(engine, case, setup)
     try:
         return remote.memory(batches)
     finally:
         remote.close()
 
 
-def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], placement: ModelSetup) -> AddedMemory:
+def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], setup: ModelSetup) -> AddedMemory:
     release_memory()
     before = resident_bytes()
     resettable = _reset_peak()
-    local = LocalRunner(engines.ENGINES[engine_name], model, batches[0], placement)
+    local = LocalRunner(engines.ENGINES[engine_name], model, batches[0], setup)
     for inputs in batches:
         local.call(inputs)
     peak = _peak_bytes() if resettable else max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT)
     gc.collect()
-    return AddedMemory(peak - before, resident_bytes() - before, device_peak_bytes(placement.device))
+    return AddedMemory(peak - before, resident_bytes() - before, device_peak_bytes(setup.device))
 
 
 def device_peak_bytes(device: torch.device) -> int | None:

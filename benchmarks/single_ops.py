@@ -240,10 +240,10 @@ def _shown(row: Mapping[str, Any]) -> str:
         return f"failed: {row['failure']}"
     beyond, whole, cpu = ratios(row)
     times = f"eager {row['eager']:.3f} ms, dynaxla {row['dynaxla']:.3f}"
-    return f"{times}, beyond {beyond:.2f}, whole {whole:.2f}, CPU {cpu:.2f}, aot_eager {_around(row) or 'not measured'}"
+    return f"{times}, beyond {beyond:.2f}, whole {whole:.2f}, CPU {cpu:.2f}, aot_eager {_aot_eager_cell(row) or 'not measured'}"
 
 
-def _around(row: Mapping[str, Any]) -> str:
+def _aot_eager_cell(row: Mapping[str, Any]) -> str:
     return "" if row["aot_eager"] is None else f"{row['aot_eager']:.2f}"
 
 
@@ -254,7 +254,7 @@ def as_markdown(found: Mapping[str, Any]) -> str:
     lines += tables.heading(["op", *_COLUMNS, "beyond", "whole", "CPU", "aot_eager"])
     for name, row in sorted(good.items(), key=lambda item: -ratios(item[1])[0]):
         times = [f"{row[engine]:.3f}" for engine in _COLUMNS]
-        lines.append(tables.line([name, *times, *(f"{ratio:.2f}" for ratio in ratios(row)), _around(row)]))
+        lines.append(tables.line([name, *times, *(f"{ratio:.2f}" for ratio in ratios(row)), _aot_eager_cell(row)]))
     lines += ["", *(f"- {name}: {row['failure']}" for name, row in rows.items() if row["failure"])]
     lines += ["", "## Entries without a row", "", "Entries of the database that have no row, by reason:", ""]
     lines += [f"- {reason}: {', '.join(entries)}" for reason, entries in left_out({case.entry for case in CASES.values()}).items()]

@@ -60,7 +60,7 @@ def measure(layers: int = 500, closures: int = 10, rounds: int = 500) -> dict[st
         times.append((time.perf_counter() - started) * 1e6)
     tensors = len(around.tensors)
     return {
-        "places": sum(len(holder.items) for holder in around.containers.values()),
+        "entries": sum(len(holder.items) for holder in around.containers.values()),
         "tensors": tensors,
         "minimum_us": min(times),
         "median_us": statistics.median(times),

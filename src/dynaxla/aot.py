@@ -45,7 +45,7 @@ class AotCapture:
         platform: the platform of the programs.
         build: returns the runner of an ATen graph.
         facts: receives the facts about the graph.
-        overlapping: the positions of inputs that share memory in a way that AOTAutograd does not detect.
+        undetected_overlaps: the positions of inputs that share memory in a way that AOTAutograd does not detect.
         cache: the store in which later processes find the graph, and the graph's key there; None if the graph is not cached.
         is_pickled: True if torch pickles the compiled function. Then AOTAutograd's runtime wrapper is not replaced (runtime_wrapper.py).
     """
@@ -57,7 +57,7 @@ class AotCapture:
     platform: str
     build: Callable[[AtenGraph], Any]
     facts: GraphFacts
-    overlapping: Collection[int] = ()
+    undetected_overlaps: Collection[int] = ()
     cache: tuple[Store, str] | None = None
     is_pickled: bool = False
     # The compiled function without AOTAutograd's wrapper, if the wrapper is not needed (runtime_wrapper.py).
@@ -153,7 +153,7 @@ class AotCapture:
         """
         written, parameters = _written_inputs(metadata, self.example_inputs)
         self.facts.written_inputs = written
-        if written and written & {*self.overlapping, *internally_overlapping(self.example_inputs)}:
+        if written and written & {*self.undetected_overlaps, *internally_overlapping(self.example_inputs)}:
             raise LostWrite(OVERLAP)
         overlaps = AliasGuard(self.example_inputs, written, parameters, Sizes(module.graph.find_nodes(op="placeholder")).is_static)
         if overlaps.is_needed and not self.is_pickled:  # a pickled runner checks its inputs itself
@@ -195,7 +195,7 @@ def load_from_cache(
         facts.check_aten(graph.module)
         facts.written_inputs = cached.written
         runner = build(graph)
-    metrics.add("kept_graphs")
+    metrics.add("graphs_from_cache")
     overlaps = AliasGuard(example_inputs, cached.written, cached.static, static=True)
     if overlaps.is_needed:
         facts.overlaps = overlaps

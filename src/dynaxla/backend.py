@@ -168,8 +168,8 @@ def _compile_unguarded(
         return partitioned
     engine = engine_for(options, retrace=retrace, collectives=collectives)
     platform = devices.platform_of(device)
-    location, overlapping = None, undetected_overlaps(example_inputs)
-    if device.type == "cpu" and not is_pickled and not overlapping:
+    location, overlaps = None, undetected_overlaps(example_inputs)
+    if device.type == "cpu" and not is_pickled and not overlaps:
         location = cache_location(module, example_inputs, options, (options.facts, platform, retrace, collectives))
         with metrics.timed("capture", facts.name):
             if location is not None and (cached := load_from_cache(location, example_inputs, number, engine.runner, facts)) is not None:
@@ -178,7 +178,7 @@ def _compile_unguarded(
         registry.fill()  # before AOTAutograd sets its dispatch modes
     build = functools.partial(artifact.Artifact.of, options=options) if is_pickled else engine.runner
     try:
-        return AotCapture(module, example_inputs, options, number, platform, build, facts, overlapping, location, is_pickled).run()
+        return AotCapture(module, example_inputs, options, number, platform, build, facts, overlaps, location, is_pickled).run()
     except LostWrite as lost:
         if is_pickled:
             message = f"aot_compile does not support this graph: {lost.reason}"

@@ -67,14 +67,14 @@ class Finding:
         topic: versions, devices, backends, fast paths, kernels, caches, environment, allocator or check.
         what: the checked object, e.g. a package or a variable.
         value: the result. For a feature: "live", "gated: REASON" (available but not used), "missing", or "off" (by a setting).
-        state: the meaning of the value.
+        status: the meaning of the value.
         fix: a fix, or "".
     """
 
     topic: str
     what: str
     value: str
-    state: Status = Status.NOTE
+    status: Status = Status.NOTE
     fix: str = ""
 
 
@@ -315,8 +315,8 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
     cuda = torch.cuda.is_available() if cuda is None else cuda
     findings = []
 
-    def found(name: str, state: Status, fix: str = "") -> None:
-        findings.append(Finding("environment", name, variables[name], state, fix))
+    def found(name: str, status: Status, fix: str = "") -> None:
+        findings.append(Finding("environment", name, variables[name], status, fix))
 
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         if variables.get(name, "0") == "1":
@@ -416,12 +416,12 @@ def examine_steps(device: torch.device) -> list[Finding]:
         try:
             total = float(step().sum())
         except Exception as error:
-            value, state = f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN
+            value, status = f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN
         else:
             is_right = total == numbers.sum()
-            value, state = ("works", Status.GOOD) if is_right else (f"gives {total} instead of {numbers.sum()}", Status.BROKEN)
-        fix = "" if state is Status.GOOD else "this step fails: report it with the versions above"
-        findings.append(Finding("check", f"{name} ({device})", value, state, fix))
+            value, status = ("works", Status.GOOD) if is_right else (f"gives {total} instead of {numbers.sum()}", Status.BROKEN)
+        fix = "" if status is Status.GOOD else "this step fails: report it with the versions above"
+        findings.append(Finding("check", f"{name} ({device})", value, status, fix))
     return findings
 
 
@@ -448,8 +448,8 @@ _STYLES = {Status.NOTE: "dim", Status.GOOD: "green", Status.DOUBT: "yellow", Sta
 
 
 def as_dict(finding: Finding) -> dict[str, str]:
-    """Returns the finding for JSON; `state` is "note", "good", "doubt" or "broken"."""
-    return {**asdict(finding), "state": finding.state.name.lower()}
+    """Returns the finding for JSON; `status` is "note", "good", "doubt" or "broken"."""
+    return {**asdict(finding), "status": finding.status.name.lower()}
 
 
 # The minimum width of a console, in columns, for a table with one column per fact. A narrower table would split names.
@@ -460,30 +460,30 @@ def show(findings: Iterable[Finding], console: Console) -> None:
     """Prints all findings, and then the fixes of findings that are in doubt or broken."""
     findings = list(findings)
     console.print(_table(findings) if console.width >= _TABLE_WIDTH else _narrow_table(findings))
-    fixable = [finding for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN)]
+    fixable = [finding for finding in findings if finding.status in (Status.DOUBT, Status.BROKEN)]
     if not fixable:
         console.print("Nothing is wrong.", style="bold green")
     for finding in fixable:
-        console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
+        console.print(Text(f"{finding.status.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.status])
         console.print(Text(f"        {finding.fix}"))
 
 
 def _table(findings: Iterable[Finding]) -> Table:
-    """Returns a table with the columns topic, what, value and state."""
+    """Returns a table with the columns topic, what, value and status."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for wraps in (False, True, True, False):
         table.add_column(no_wrap=not wraps, overflow="fold")
     topic = ""
     for finding in findings:
-        cells = ("" if finding.topic == topic else finding.topic, finding.what, finding.value, finding.state.value)
+        cells = ("" if finding.topic == topic else finding.topic, finding.what, finding.value, finding.status.value)
         # Text, not str, since rich would read brackets, as in dynaxla[bench], as markup.
-        table.add_row(*map(Text, cells), style=_STYLES[finding.state])
+        table.add_row(*map(Text, cells), style=_STYLES[finding.status])
         topic = finding.topic
     return table
 
 
 def _narrow_table(findings: Iterable[Finding]) -> Table:
-    """Returns a table with the columns state and text, and a separate row above the findings of each topic."""
+    """Returns a table with the columns status and text, and a separate row above the findings of each topic."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -491,6 +491,6 @@ def _narrow_table(findings: Iterable[Finding]) -> Table:
     for finding in findings:
         if finding.topic != topic:
             table.add_row("", Text(f"{finding.topic}:"))
-        table.add_row(Text(finding.state.value), Text(f"{finding.what}: {finding.value}"), style=_STYLES[finding.state])
+        table.add_row(Text(finding.status.value), Text(f"{finding.what}: {finding.value}"), style=_STYLES[finding.status])
         topic = finding.topic
     return table

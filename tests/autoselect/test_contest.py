@@ -278,7 +278,7 @@ def test_a_choice_is_stored_and_a_damaged_file_is_ignored(tmp_path: Path) -> Non
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
     one_call()
     (verdict,) = engine_decisions.verdicts()
-    assert verdict["kept"]
+    assert verdict["is_stored"]
     assert (verdict["chosen"], verdict["seconds"]) == (first["chosen"], first["seconds"])
     assert "an earlier process" in verdict["left_out"]["planted_slow"]
     one_call()
@@ -287,7 +287,7 @@ def test_a_choice_is_stored_and_a_damaged_file_is_ignored(tmp_path: Path) -> Non
     torch._dynamo.reset()
     engine_decisions.reset()
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
-    assert not call_until_verdict(one_call)["kept"]
+    assert not call_until_verdict(one_call)["is_stored"]
 
 
 def test_concurrent_calls_of_several_threads() -> None:

@@ -39,7 +39,7 @@ def test_engines_take_turns() -> None:
 def test_rows_have_times_phases_and_counts() -> None:
     rows = rows_of(engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_retrace"], engines.ENGINES["dynamo"], engines.ENGINES["dynamo_aot"])
     for row in rows.values():
-        assert row.good, row
+        assert row.agrees, row
         assert row.wall is not None
         assert row.wall.lower <= row.wall.median <= row.wall.upper
         assert len(row.wall_samples) == len(row.cpu_samples) == 3
@@ -63,8 +63,8 @@ def test_failing_engine_gives_a_row_with_its_failure() -> None:
     assert rows["first"].failure == "ValueError: out of luck"
     assert rows["later"].failure == "ValueError: out of luck"
     assert rows["later"].first_call_seconds is not None
-    assert rows["eager"].good
-    assert not any(rows[name].good or rows[name].speedup for name in ("prepare", "first", "later"))
+    assert rows["eager"].agrees
+    assert not any(rows[name].agrees or rows[name].speedup for name in ("prepare", "first", "later"))
 
 
 def test_failure_of_eager_mode_is_reported() -> None:
@@ -89,7 +89,7 @@ def test_failure_of_eager_mode_is_reported() -> None:
 )
 def test_wrong_result_is_detected(change: Callable[[torch.Tensor], Any], detail: str) -> None:
     row = rows_of(wrapped("wrong", change))["wrong"]
-    assert not row.good
+    assert not row.agrees
     assert not row.failure
     assert row.agreement is not None
     assert detail in row.agreement.detail
@@ -100,7 +100,7 @@ def test_stale_result_is_detected() -> None:
         result = model(*inputs)
         return lambda *_: result
 
-    assert not rows_of(BenchEngine("stale", prepare))["stale"].good
+    assert not rows_of(BenchEngine("stale", prepare))["stale"].agrees
 
 
 def test_randomize_input_gives_each_call_new_values() -> None:

@@ -23,7 +23,7 @@ def test_wrong_gradients_are_detected(optimizer: str) -> None:
     ]
     wrong_engine = wrapped("wrong", lambda out: out + 0.01 * out.detach().sign())
     rows = measure(TINY, [*good_engines, wrong_engine], BenchSettings(ModelSetup(batch=4, training=optimizer), rounds=3)).rows
-    assert [row.good for row in rows] == [True, True, True, True, False], rows
+    assert [row.agrees for row in rows] == [True, True, True, True, False], rows
     assert all(row.agreement is not None and row.agreement.own_error is not None for row in rows), "nothing was compared with float64"
     assert not any(row.failure for row in rows)
     assert all(row.speedup for row in rows[:4])

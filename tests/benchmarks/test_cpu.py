@@ -80,7 +80,7 @@ def test_part_is_measured_with_its_own_settings(name: str, monkeypatch: pytest.M
     assert (seen["cases"], seen["suite"], sorted(seen["engines"])) == ([model], part.suite, sorted(part.engines))
     settings = seen["settings"]
     assert (settings.iterations_per_run, settings.seconds) == (part.calls, 1.5)
-    assert settings.placement == ModelSetup(part.batch, part.dtype, threads=part.threads, training=part.training)
+    assert settings.setup == ModelSetup(part.batch, part.dtype, threads=part.threads, training=part.training)
 
 
 def test_parts_choose_their_cases() -> None:

@@ -14,12 +14,12 @@ from dynaxla.bench.runner import ModelSetup, RemoteError, first_line
 @pytest.mark.thorough
 def test_remote_runner_gives_the_local_results_and_measures_memory() -> None:
     case = suites.choose("breaks", ["branch"])[0]
-    placement = ModelSetup()
-    inputs = placement.inputs(case, torch.Generator().manual_seed(3))
-    remote = Remote(ENGINES["eager"], case, placement)
+    setup = ModelSetup()
+    inputs = setup.inputs(case, torch.Generator().manual_seed(3))
+    remote = Remote(ENGINES["eager"], case, setup)
     try:
         with torch.no_grad():
-            assert torch.equal(remote.call(inputs), placement.model(case)(*inputs))
+            assert torch.equal(remote.call(inputs), setup.model(case)(*inputs))
         assert remote.time([inputs] * 2).wall_seconds > 0
         large = (torch.randn(100_000, 256),)
         memory = remote.memory([large])

@@ -61,4 +61,4 @@ def test_ratios() -> None:
     assert single_ops._summary({"sine, forward": slower})[-1] == "| forward | 1 | 2.00 | 2.50 | 1 | 1 | 1 | 0 |"
     faster = asdict(single_ops.Measured(2.0, 2.5, 0.5, 2.0, 2.5, 0.5))
     assert single_ops._summary({"sine, forward": slower, "abs, forward": faster})[-1] == "| forward | 2 | 1.41 | 1.77 | 1 | 1 | 1 | 0 |"
-    assert single_ops._around(faster) == ""
+    assert single_ops._aot_eager_cell(faster) == ""

@@ -10,7 +10,7 @@ from benchmarks import watch
 def test_measure_counts_parameters_and_closures() -> None:
     small, wider = watch.measure(layers=3, closures=1, rounds=3), watch.measure(layers=3, closures=5, rounds=3)
     assert small["tensors"] == wider["tensors"] == 6
-    assert wider["places"] > small["places"]
+    assert wider["entries"] > small["entries"]
     assert 0 < small["minimum_us"] <= small["median_us"]
     assert small["beyond_tensors_us"] == small["minimum_us"] - 0.15 * 6
 

@@ -13,9 +13,9 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.fingerprint import captured_text, fingerprint
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.capture.graph_cache import CachedGraph, key_of
+from dynaxla.capture.graph_text import captured_text, graph_text
 from dynaxla.config import Options
 from dynaxla.lowering import registry
 from dynaxla.observe import metrics
@@ -256,7 +256,7 @@ def test_graph_read_from_text_equals_the_original(function: Callable[..., Any]) 
     restored = CachedGraph.read(cached.text())
     assert restored == cached
     assert restored.static == (0,)
-    assert fingerprint(restored.module()) == fingerprint(module)
+    assert graph_text(restored.module()) == graph_text(module)
     torch.manual_seed(1)
     expected = module(x)
     torch.manual_seed(1)
@@ -310,7 +310,7 @@ def test_second_start_uses_the_cached_graph(compile_as_new_process: Callable[...
         module, x = Counter().requires_grad_(False), torch.randn(2, 4)
         compiled = compile_as_new_process(module)
         results.append([*compiled(x), *compiled(x), module.count, module.rows])
-        assert metrics.snapshot().get("kept_graphs", 0) == cached_graphs
+        assert metrics.snapshot().get("graphs_from_cache", 0) == cached_graphs
     torch.manual_seed(0)
     module, x = Counter().requires_grad_(False), torch.randn(2, 4)
     expected = [*module(x), *module(x), module.count, module.rows]
@@ -325,10 +325,10 @@ def test_cached_graph_is_not_used_for_training(compile_as_new_process: Callable[
         compiled = compile_as_new_process(linear)
         with torch.no_grad():
             compiled(x)
-    assert metrics.snapshot().get("kept_graphs") == 1
+    assert metrics.snapshot().get("graphs_from_cache") == 1
     compiled(x).sum().backward()
     assert linear.weight.grad is not None
-    assert metrics.snapshot().get("kept_graphs") == 1
+    assert metrics.snapshot().get("graphs_from_cache") == 1
 
 
 def test_error_of_a_cached_graph_names_the_same_line(compile_as_new_process: Callable[..., Any]) -> None:
@@ -362,7 +362,7 @@ x = torch.arange(16.0).reshape(4, 4) / 16
 found = torch.compile(function, backend="dynaxla", options={"cache": sys.argv[1]})(x)
 torch.testing.assert_close(found, function(x))
 counts = metrics.snapshot()
-print(counts.get("kept_graphs", 0), counts.get("recalls", 0), "dynaxla.lowering.ops.elementwise" in sys.modules)
+print(counts.get("graphs_from_cache", 0), counts.get("recalls", 0), "dynaxla.lowering.ops.elementwise" in sys.modules)
 """
     outputs = [run_script(script, [str(tmp_path)]).split() for _ in range(2)]
     for record in (tmp_path / "records").iterdir():

@@ -13,8 +13,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.fingerprint import fingerprint
 from dynaxla.capture.graph_json import Unwritable, decoded, encoded
+from dynaxla.capture.graph_text import graph_text
 
 
 def graphs(function: Callable[..., Any], *inputs: torch.Tensor) -> list[GraphModule]:
@@ -34,8 +34,8 @@ def test_decoded_graphs_equal_the_encoded_graphs() -> None:
     assert len(modules) == 2
     for module in modules:
         decoded_module = decoded(json.loads(json.dumps(encoded(module))))
-        assert fingerprint(module) is not None
-        assert fingerprint(decoded_module) == fingerprint(module)
+        assert graph_text(module) is not None
+        assert graph_text(decoded_module) == graph_text(module)
         descriptions = [node.meta.get("desc") for node in module.graph.nodes]
         assert any(descriptions)
         assert [node.meta.get("desc") for node in decoded_module.graph.nodes] == descriptions

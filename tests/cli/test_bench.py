@@ -170,8 +170,8 @@ def test_arguments_choose_cases_engines_and_settings(monkeypatch: pytest.MonkeyP
         assert invoke(*arguments).exit_code == 1, arguments
     (usual, quick, chosen) = runs
     assert usual[0] == [case.name for case in suites.SMALL]
-    assert (usual[2].seconds, usual[2].placement.batch, usual[2].placement.training) == (BenchSettings.seconds, 1, "")
+    assert (usual[2].seconds, usual[2].setup.batch, usual[2].setup.training) == (BenchSettings.seconds, 1, "")
     assert quick[0] == suites.QUICK["small"]
-    assert (quick[2].seconds, quick[2].placement.batch, quick[2].placement.training) == (QUICK_SECONDS, 4, "sgd")
+    assert (quick[2].seconds, quick[2].setup.batch, quick[2].setup.training) == (QUICK_SECONDS, 4, "sgd")
     assert chosen[:2] == (["mlp_50"], ["inductor", "dynaxla"])
-    assert (chosen[2].seconds, chosen[2].placement.batch, chosen[2].baseline) == (0.0, 3, "inductor")
+    assert (chosen[2].seconds, chosen[2].setup.batch, chosen[2].baseline) == (0.0, 3, "inductor")

@@ -99,7 +99,7 @@ def measure(name: str, training: bool) -> dict[str, Any]:
             for engine in order[number % len(order) :] + order[: number % len(order)]:
                 calls[engine]()
                 samples[engine].append(_seconds(calls[engine], count))
-    if any(item["kept"] for item in verdicts()):
+    if any(item["is_stored"] for item in verdicts()):
         raise RuntimeError("an earlier process has chosen: this one was to choose anew")
     return {
         "ms": {engine: statistics.fmean(sorted(times)[: _ROUNDS // 3]) * 1e3 for engine, times in samples.items()},

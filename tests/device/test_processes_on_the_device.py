@@ -93,7 +93,7 @@ if sys.argv[2] == "with":
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).eval()
 with torch.no_grad():
     torch.compile(model, backend="dynaxla", options={"cache": sys.argv[1]})(torch.ones(2, 4))
-print(metrics.snapshot().get("kept_graphs", 0))
+print(metrics.snapshot().get("graphs_from_cache", 0))
 """
     for first, second in (("without", "with"), ("with", "without")):
         folder = tmp_path / first

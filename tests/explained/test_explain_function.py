@@ -73,7 +73,7 @@ def test_explanation_of_a_module() -> None:
     assert (costliest.line.number, costliest.line.function) == (line_of("# the costliest"), "forward")
     assert costliest.line.source.startswith("z = x @ self.weight")
     assert costliest.share > 0.5
-    assert sum(cost.share for cost in explanation.costs) + (explanation.unplaced or 0) == pytest.approx(1)
+    assert sum(cost.share for cost in explanation.costs) + (explanation.unplaced_share or 0) == pytest.approx(1)
     assert sum(explanation.phases.values()) == pytest.approx(explanation.seconds, rel=0.2)
     assert any(advice.line == costliest.line for advice in explanation.advice)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -104,10 +104,10 @@ def test_graph_run_by_torch_has_times_and_lines() -> None:
         line_of("# nothing to fuse"),
         line_of("return larger"),
     }  # in any order on a busy machine
-    assert first.what == second.what == (formatting.BY_TORCH,)
+    assert first.kinds == second.kinds == (formatting.BY_TORCH,)
     assert first.share > second.share > 0
     assert first.seconds + second.seconds <= program.later_seconds * 1.001, "times are medians of a few runs"
-    assert explanation.unplaced == 0
+    assert explanation.unplaced_share == 0
     assert formatting.program_row(program)[0] == formatting.BY_TORCH
     assert f"on {formatting.BY_TORCH}" in " ".join(str(explanation).split())
     assert dict(formatting.summary(explanation))["run by torch, with nothing to fuse"] == "1 graph"
@@ -178,7 +178,7 @@ def test_graph_breaks_have_lines_and_advice() -> None:
     lines = {item.line.number: item for item in explanation.breaks if item.line is not None}
     assert {line_of("seen.append("), line_of("+ draw()"), line_of("if z.sum()")} <= lines.keys()
     assert lines[line_of("if z.sum()")].reason == "Data-dependent branching"
-    advised = [(advice.line.number, advice.what) for advice in explanation.advice if advice.line is not None]
+    advised = [(advice.line.number, advice.action) for advice in explanation.advice if advice.line is not None]
     assert any(number == line_of("if z.sum()") and "torch.where" in text for number, text in advised)
     assert any(number == line_of("+ draw()") and "torch.compiler.disable" in text for number, text in advised)
     assert not seen, "a global list was changed"
@@ -255,7 +255,7 @@ def test_explanation_of_a_step_in_eager_mode() -> None:
 
     explanation = dynaxla.explain(step)
     assert any("in eager mode" in way for way in explanation.step_modes)
-    assert any("recorded as one program" in advice.what for advice in explanation.advice)
+    assert any("recorded as one program" in advice.action for advice in explanation.advice)
     assert not losses
     assert weight.grad is None
 
@@ -270,7 +270,7 @@ def test_explanation_of_forward_and_backward_pass() -> None:
 
     explanation = dynaxla.explain(train, torch.randn(3, 4))
     assert {graph.phase for graph in explanation.graphs} == {"forward", "backward"}
-    assert any("compile_step" in advice.what for advice in explanation.advice)
+    assert any("compile_step" in advice.action for advice in explanation.advice)
     assert model.weight.grad is None
 
 
@@ -282,13 +282,13 @@ def test_copies_of_inputs_have_reasons() -> None:
     assert copies["x"].bytes == rows.nbytes
     assert "aligned" in copies["y"].reason
     assert copies["y"].later >= 1
-    assert {"contiguous" in advice.what or "slice" in advice.what for advice in explanation.advice} >= {True}
+    assert {"contiguous" in advice.action or "slice" in advice.action for advice in explanation.advice} >= {True}
 
 
 def test_changing_sizes_have_advice() -> None:
     explanation = dynaxla.explain(lambda a, b, c: [inner(x) for x in (a, b, c)], *(torch.randn(n, 4) for n in (2, 3, 4)))
     assert any(item.line.function == "inner" and "size mismatch" in item.reason for item in explanation.recompilations)
-    assert any("mark_dynamic" in advice.what for advice in explanation.advice)
+    assert any("mark_dynamic" in advice.action for advice in explanation.advice)
     programs = [program for graph in explanation.graphs for program in graph.programs if program.sizes]
     assert programs, "the second capture has dynamic sizes"
 
@@ -309,7 +309,7 @@ def test_explanation_of_an_error_restores_state() -> None:
 
     explanation = dynaxla.explain(fails, x)
     assert explanation.error == "ValueError: <its own>"
-    assert explanation.advice[0].what.startswith("Fix this error")
+    assert explanation.advice[0].action.startswith("Fix this error")
     assert "&lt;its own&gt;" in explanation.html()
     assert torch.equal(x, torch.ones(3))
     assert not seen
@@ -339,7 +339,7 @@ def test_explanation_without_compiled_code(function: Callable[[], Any]) -> None:
     explanation = dynaxla.explain(function)
     assert not explanation.captured
     assert not explanation.costs
-    assert any("torch.compile" in advice.what for advice in explanation.advice)
+    assert any("torch.compile" in advice.action for advice in explanation.advice)
     assert "<html" in explanation.html()
     assert explanation.name in str(explanation)
 

@@ -86,7 +86,7 @@ def example(name: str = "model") -> Explanation:
         name=name, captured=(CapturedGraph(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
         breaks=(Break(line, f"{name} breaks", "why", (name,), 2),), recompilations=(Recompilation(line, "tensor 'x' size mismatch"),),
         phases={"TorchDynamo": 1.0, "XLA's compiler": 3.0}, seconds=4.5, later_seconds=2e-3, xla_seconds=1e-3,
-        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1,
+        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced_share=0.1,
         step_modes=(f"{name} runs in eager mode: it prints",), notes=(name,),
         versions="dynaxla 0.1.0", error=name,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_text_and_page_are_complete(form: str) -> None:
     ):  # fmt: skip
         assert expected in text, expected
     for advice in explanation.advice:
-        assert " ".join(advice.what.split()) in text, advice.what
+        assert " ".join(advice.action.split()) in text, advice.action
 
 
 def test_names_are_escaped() -> None:
@@ -138,7 +138,7 @@ def test_names_are_escaped() -> None:
 
 def test_advice_depends_on_the_explanation() -> None:
     explanation = example()
-    all_advice = " | ".join(advice.what for advice in explanation.advice)
+    all_advice = " | ".join(advice.action for advice in explanation.advice)
     for part in (
         "Fix this error",
         "mark_dynamic",
@@ -162,7 +162,7 @@ def test_advice_depends_on_the_explanation() -> None:
         phases={},
     )
     (advice_item,) = advise(empty)
-    assert "torch.compile" in advice_item.what
+    assert "torch.compile" in advice_item.action
 
 
 def test_tuning_is_not_advised_for_unmeasurable_implementations() -> None:
@@ -173,9 +173,9 @@ def test_tuning_is_not_advised_for_unmeasurable_implementations() -> None:
     measurable = ChosenImplementation("convolution", "another problem", "onednn", ("xla",))
     for chosen, advised_count in (implementations, 0), ([*implementations, measurable], 1):
         changed = replace(explanation, captured=(replace(captured, graphs=(replace(graph, implementations=tuple(chosen)),)),))
-        advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
+        advised = [advice.reason for advice in advise(changed) if '"tune": True' in advice.action]
         assert len(advised) == advised_count
-        assert all(why.startswith("1 problem (convolution)") for why in advised)
+        assert all(reason.startswith("1 problem (convolution)") for reason in advised)
         assert formatting.implementation_row(implementations[0])[-1] == "xla"
 
 

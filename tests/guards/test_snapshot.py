@@ -26,7 +26,7 @@ def guards_of(function: Callable[..., Any], *args: Any) -> FunctionGuards:
     guards = FunctionGuards(function, 8)
     _, observation = observe(function, args, {})
     assert guards.widen(observation.codes, set())
-    assert guards.have_seen_a_call
+    assert guards.has_run
     return guards
 
 
@@ -67,12 +67,12 @@ def test_learning_rates_and_arrays_may_change_until_they_are_compared() -> None:
     assert same.key == first.key
     assert same.number_at(next(iter(guards.numbers(same.surroundings)))) == 0.2
     assert same.input_at(next(iter(guards.arrays(same.surroundings)))).tolist() == [2, 2, 2]
-    guards.compare_numbers(guards.numbers(same.surroundings))
+    guards.guard_numbers_by_value(guards.numbers(same.surroundings))
     keys = []
     for lr in (0.3, 0.4):
         optimizer.param_groups[0]["lr"] = lr
         keys.append(guards.take((), {}).key)
-    guards.compare_values(guards.arrays(same.surroundings))
+    guards.guard_arrays_by_value(guards.arrays(same.surroundings))
     guards.forget_surroundings()
     for _ in range(2):
         keys.append(guards.take((), {}).key)
@@ -183,7 +183,7 @@ def test_code_without_a_path_is_refused() -> None:
     guards = guards_of(function)
     with pytest.raises(CaptureError, match="a function that dynaxla cannot find"):
         guards.check_reached(guards.take((), {}))
-    assert not guards.have_seen_a_call
+    assert not guards.has_run
 
 
 def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

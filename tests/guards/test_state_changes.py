@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.guards.state_changes import StateChangeDetector, state_of
+from dynaxla.guards.state_changes import StateChangeDetector, version_of
 
 
 def test_stamp_changes_with_the_state() -> None:
@@ -29,9 +29,9 @@ def test_stamp_changes_with_the_state() -> None:
 
 def test_state_of_a_tensor() -> None:
     tensor = torch.ones(2)
-    before = state_of(tensor)
-    assert state_of(tensor) == before
+    before = version_of(tensor)
+    assert version_of(tensor) == before
     tensor.data = torch.ones(2)
-    assert state_of(tensor) != before
+    assert version_of(tensor) != before
     with torch.inference_mode():
-        assert state_of(torch.ones(2))[1] is None
+        assert version_of(torch.ones(2))[1] is None

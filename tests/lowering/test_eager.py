@@ -75,7 +75,7 @@ def test_all_platforms_but_the_cpu_behave_like_cuda() -> None:
 
 def test_portable_programs_round_as_on_the_cpu_on_every_machine() -> None:
     portable = eager_behavior_on(PORTABLE)
-    assert portable == replace(eager_behavior_on("cpu"), divides_exactly=False, casts_like_x86=False)
+    assert portable == replace(eager_behavior_on("cpu"), prevents_merging=False, casts_like_x86=False)
 
 
 @pytest.mark.parametrize(

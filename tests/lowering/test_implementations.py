@@ -104,7 +104,7 @@ def test_refusable_implementations_can_be_avoided(forced: dict[str, str], monkey
     ("implementations", "hint"),
     [
         ({"convolutoin": "xla"}, "did you mean 'convolution'"),
-        ({"contraction": "fast"}, "its implementations are: torch, torch_int8, terms, onednn, few_vectors, xla"),
+        ({"contraction": "fast"}, "its implementations are: torch, torch_int8, terms, onednn, one_vector, xla"),
     ],
 )
 def test_unknown_names_raise(implementations: dict[str, str], hint: str) -> None:
@@ -392,7 +392,7 @@ def test_matrix_products(implementation: str, transposed: tuple[bool, bool]) -> 
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "implementation"),
     [
-        (1, 4096, "float32", "few_vectors"), (1, 256, "float32", "xla"), (1, 4096, "bfloat16", "few_vectors"),
+        (1, 4096, "float32", "one_vector"), (1, 256, "float32", "xla"), (1, 4096, "bfloat16", "one_vector"),
         (2, 256, "float32", "onednn"), (2, 128, "float32", "xla"),
         (16, 256, "float32", "onednn"), (17, 100, "float32", "xla"), (100, 100, "float32", "onednn"),
     ],

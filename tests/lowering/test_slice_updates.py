@@ -35,7 +35,7 @@ def graph_of(name: str) -> GraphModule:
 def test_number_of_updated_operands(name: str) -> None:
     found = updated_operands(graph_of(name))
     assert len(found) == READERS[name].by_parts
-    assert all(item.capacity >= 4 for item in found)
+    assert all(item.slice_count >= 4 for item in found)
 
 
 def test_properties_of_updated_operands() -> None:

@@ -86,8 +86,8 @@ def test_interface_of_pytorch_xla(clock: Clock) -> None:
         "aten::max",
         "aten::nonzero",
         "calls",
-        "found_compiled",
         "graphs",
+        "later_runs",
     ]
     assert [metrics.counter_value(name) for name in ("UncachedCompile", "CachedCompile", "aten::max", "graphs")] == [2, 1, 2, 1]
     assert metrics.metric_names() == ["CompileTime", "ExecuteTime"]

@@ -87,8 +87,8 @@ def test_all_files_that_replace_internals_are_listed() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("from dynaxla.runtime import heap\nmonkeypatch.setattr(heap, 'LARGE', 1)", True),
-        ("from dynaxla.runtime import heap\nmonkeypatch.setattr(heap.of(x).table[0], 'LARGE', 1)", True),
+        ("from dynaxla.runtime import heap\nmonkeypatch.setattr(heap, 'LARGE_BYTES', 1)", True),
+        ("from dynaxla.runtime import heap\nmonkeypatch.setattr(heap.of(x).table[0], 'LARGE_BYTES', 1)", True),
         ("import dynaxla\nwith mock.patch.object(dynaxla.backend, 'engine_for'):\n    pass", True),
         ("import dynaxla\nmonkeypatch.setattr('dynaxla.backend.engine_for', None)", True),
         ("import os, dynaxla\nmonkeypatch.setattr(os, 'replace', None)", False),

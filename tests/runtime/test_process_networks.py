@@ -28,8 +28,8 @@ def test_keys_in_the_store_differ_after_a_failure(monkeypatch: pytest.MonkeyPatc
         return network
 
     monkeypatch.setattr(process_networks, "_connect", connect)
-    agreement: Any = SimpleNamespace(agree_now=lambda: None)
-    participants = Participants((0, 1), {"0": (0, 1)}, _Group(), agreement)
+    collectives: Any = SimpleNamespace(agree_now=lambda: None)
+    participants = Participants((0, 1), {"0": (0, 1)}, _Group(), collectives)
     with pytest.raises(CollectiveFailed):
         participants.connected()
     assert participants.connected() is participants.connected() is network

@@ -108,7 +108,7 @@ def test_fingerprint_depends_only_on_the_computation() -> None:
 
 def test_large_programs_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = internals.kept_memory(monkeypatch)
-    for elements, keep, expected in ((8, True, False), (heap.LARGE, True, True), (heap.LARGE, False, False)):
+    for elements, keep, expected in ((8, True, False), (heap.LARGE_BYTES, True, True), (heap.LARGE_BYTES, False, False)):
         calls.clear()
         program = programs.compile_lowered(lowered(jnp.sin, (elements,)), clients.cpu_device(), {}, keep_heap=keep)
         assert program.is_large == bool(calls) == expected

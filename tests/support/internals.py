@@ -45,7 +45,7 @@ from dynaxla.lowering.ops import (
     quantized_weights,
     weight_gradients,
 )
-from dynaxla.lowering.ops.gradients_of_slices import sum_of_slices
+from dynaxla.lowering.ops.gradients_of_slices import sum_of_slice_gradients
 from dynaxla.lowering.registry import Registry, lower_table
 from dynaxla.lowering.settings import Settings
 from dynaxla.lowering.tpu import pallas_attention
@@ -490,11 +490,11 @@ def sums_of_slices(patch: Patch) -> list[bool]:
     found: list[bool] = []
 
     def record(ctx: Context) -> Any:
-        result = sum_of_slices(ctx)
+        result = sum_of_slice_gradients(ctx)
         found.append(result is not None)
         return result
 
-    patch.setattr(elementwise, "sum_of_slices", record)
+    patch.setattr(elementwise, "sum_of_slice_gradients", record)
     return found
 
 

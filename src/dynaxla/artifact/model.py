@@ -20,7 +20,7 @@ from . import manifest as manifests
 from .manifest import DTYPES, NARROW_DTYPES, ArraySpec, DamagedModelError, Manifest
 from .stablehlo import as_jax_exported
 from .structures import StructureMismatch, flatten, unflatten
-from .xla_options import jit
+from .xla_options import jit_with_cpu_options
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
@@ -51,7 +51,7 @@ class ExportedModel:
         except DamagedModelError as error:
             raise _artifact_error(str(error), _EXPORT_AGAIN) from None
         self._function = _refuse_derivatives(self._exported.call, manifest.name)
-        self._run = jit(self._function)
+        self._run = jit_with_cpu_options(self._function)
         self._device_weights: list[jax.Array] | None = None
         self._device_weights_lock = threading.Lock()
 

@@ -22,7 +22,7 @@ CPU_OPTIONS: Mapping[str, Any] = {
 }
 
 
-def supported(candidates: Iterable[tuple[str, Any]], compile: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def supported_options(candidates: Iterable[tuple[str, Any]], compile: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Returns the options that the installed XLA accepts, as a dict. If a name has several values, the last accepted value wins.
 
     Args:
@@ -46,10 +46,10 @@ def not_set_by_user(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]
 @functools.cache
 def _options_for_jit() -> dict[str, Any]:
     trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
-    return supported(not_set_by_user(CPU_OPTIONS.items()), lambda options: trivial.compile(compiler_options=options))
+    return supported_options(not_set_by_user(CPU_OPTIONS.items()), lambda options: trivial.compile(compiler_options=options))
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit_with_cpu_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that `jax.jit` compiles with CPU_OPTIONS, except options that XLA does not know or that XLA_FLAGS sets.
 
     If the caller calls it inside `jax.jit`, it becomes part of the caller's program, which has the caller's options.

@@ -49,7 +49,7 @@ def clones(args: Sequence[Any], positions: Collection[int] | None = None) -> lis
     return inputs
 
 
-def content(tensor: torch.Tensor) -> torch.Tensor:
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a uint8 view of a tensor's storage."""
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

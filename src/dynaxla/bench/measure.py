@@ -42,7 +42,7 @@ class BenchSettings:
     """The settings of a measurement.
 
     Attributes:
-        placement: the setup of models and inputs.
+        setup: the setup of models and inputs.
         iterations_per_run: the number of calls that are timed together.
         randomize_input: True for new values at each call, instead of one input.
         baseline: the engine whose speedup is 1.00.
@@ -54,7 +54,7 @@ class BenchSettings:
         before_rounds: called after the first calls, before the timing.
     """
 
-    placement: ModelSetup = field(default_factory=ModelSetup)
+    setup: ModelSetup = field(default_factory=ModelSetup)
     iterations_per_run: int = 1
     randomize_input: bool = False
     baseline: str = "eager"
@@ -127,7 +127,8 @@ class EngineResult:
     memory: AddedMemory | None = None
 
     @property
-    def good(self) -> bool:
+    def agrees(self) -> bool:
+        """True if the engine did not fail, and its results agree with eager mode."""
         return not self.failure and self.agreement is not None and self.agreement.agrees
 
 
@@ -177,7 +178,7 @@ def measure(case: BenchCase, engines: Sequence[BenchEngine], settings: BenchSett
     """
     progress = progress or NoProgress()
     progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + ROUND_STEPS)
-    generator = torch.Generator().manual_seed(settings.placement.seed + 1)
+    generator = torch.Generator().manual_seed(settings.setup.seed + 1)
     with (
         torch.no_grad(),
         torch._dynamo.config.patch(
@@ -198,10 +199,8 @@ class _Measurement:
     def __init__(self, case: BenchCase, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
         self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
         progress.step("building")
-        self.model = settings.placement.model(case)
-        self.eager_model = (
-            self.model if settings.placement.eager_setup is settings.placement else settings.placement.eager_setup.model(case)
-        )
+        self.model = settings.setup.model(case)
+        self.eager_model = self.model if settings.setup.eager_setup is settings.setup else settings.setup.eager_setup.model(case)
         # The second input is for a check after the timing: programs compiled for the first input must be right for the second, too.
         self.inputs = [self._new_inputs(), self._new_inputs()]
         self.expected: list[Any] = []
@@ -209,12 +208,12 @@ class _Measurement:
         self.perturbed: list[list[Any]] = [[], []]
 
     def _new_inputs(self) -> Inputs:
-        return self.settings.placement.inputs(self.case, self.generator)
+        return self.settings.setup.inputs(self.case, self.generator)
 
     def run(self, engines: Sequence[BenchEngine]) -> ModelResult:
         rows = {engine.name: EngineResult(self.case.name, engine.name) for engine in engines}
         result = ModelResult(self.case.name, list(rows.values()))
-        eager_inputs = [tuple(tensor.to(self.settings.placement.eager_setup.device) for tensor in args) for args in self.inputs]
+        eager_inputs = [tuple(tensor.to(self.settings.setup.eager_setup.device) for tensor in args) for args in self.inputs]
         try:
             self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.eager_model(*args)) for args in eager_inputs]
         except Exception as error:
@@ -222,12 +221,12 @@ class _Measurement:
                 row.failure = f"eager mode itself fails: {self._failure_text(error)}"
             return result
         self.reference = results_in_float64(self.eager_model, eager_inputs)
-        if self.settings.placement.training:
+        if self.settings.setup.training:
             # Rounding may change gradients by much: if another element becomes the maximum of a pooling window, that element gets the
             # gradient. Results for slightly changed inputs show how large such changes are.
             self.perturbed = [perturbed_results(self.eager_model, args) for args in eager_inputs]
         self.progress.step("counting what TorchDynamo captures")
-        if not self.settings.placement.training:
+        if not self.settings.setup.training:
             try:
                 result.captured = capture.count_captures(self.model, self.inputs[0])
             except Exception as error:
@@ -239,7 +238,7 @@ class _Measurement:
                 self.progress.step(f"{engine.name}: memory")
                 with self._record_failure(rows[engine.name]):
                     batches = [self.inputs[0], *(self._new_inputs() for _ in range(3))]
-                    rows[engine.name].memory = self.settings.memory(engine, self.case, self.settings.placement, batches)
+                    rows[engine.name].memory = self.settings.memory(engine, self.case, self.settings.setup, batches)
         runners: dict[str, BenchRunner] = {}
         try:
             for engine in engines:
@@ -268,15 +267,15 @@ class _Measurement:
 
     def _first_call(self, engine: BenchEngine, row: EngineResult, runners: dict[str, BenchRunner]) -> None:
         capture.reset_dynamic_sizes()
-        placement = self.settings.placement
+        setup = self.settings.setup
         runner: BenchRunner | None = None
         with self._record_failure(row):
             # A separate process builds the model before the clock starts, so that its first call measures only the engine.
             if engine.process is not None:
-                runner = engine.process(engine, self.case, placement)
+                runner = engine.process(engine, self.case, setup)
             before = metrics.seconds()
             start = time.perf_counter()
-            runner = runner or LocalRunner(engine, self.eager_model if engine.native else self.model, self.inputs[0], placement)
+            runner = runner or LocalRunner(engine, self.eager_model if engine.native else self.model, self.inputs[0], setup)
             result = runner.call(self.inputs[0])
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
@@ -339,15 +338,15 @@ class _Measurement:
 
     def _agreement_of(self, engine: BenchEngine, result: Any, index: int) -> NumericalAgreement:
         if self.eager_model is not self.model:
-            placement = self.settings.placement.eager_setup if engine.native else self.settings.placement
+            setup = self.settings.setup.eager_setup if engine.native else self.settings.setup
             wrong_devices = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {
-                str(placement.device)
+                str(setup.device)
             }
             if wrong_devices:
-                return NumericalAgreement(False, detail=f"device {', '.join(wrong_devices)}, the model is on {placement.device}")
+                return NumericalAgreement(False, detail=f"device {', '.join(wrong_devices)}, the model is on {setup.device}")
             result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
-        training = bool(self.settings.placement.training)
+        training = bool(self.settings.setup.training)
         return compare(result, self.expected[index], reference, gradients=training, perturbed=self.perturbed[index])
 
     def _compare(self, rows: dict[str, EngineResult]) -> None:
@@ -379,7 +378,7 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
     return {phase: seconds - before.get(phase, 0.0) for phase, seconds in after.items() if seconds > before.get(phase, 0.0)}
 
 
-def warm_up_engines(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
+def warm_up_engines(engines: Sequence[BenchEngine], setup: ModelSetup) -> None:
     """Runs a tiny model in each engine of this process.
 
     Otherwise work that is done once per process (imports, the start of compilers) would count in the first model's times. Failures are
@@ -387,10 +386,10 @@ def warm_up_engines(engines: Sequence[BenchEngine], placement: ModelSetup) -> No
     """
     for engine in engines:
         if engine.process is None:
-            device = placement.eager_setup.device if engine.native else placement.device
-            model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(device, placement.dtype).requires_grad_(False).eval()
-            model = TrainingStep(model, placement.training) if placement.training else model
-            inputs = (torch.ones(2, 4, device=device, dtype=placement.dtype),)
+            device = setup.eager_setup.device if engine.native else setup.device
+            model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(device, setup.dtype).requires_grad_(False).eval()
+            model = TrainingStep(model, setup.training) if setup.training else model
+            inputs = (torch.ones(2, 4, device=device, dtype=setup.dtype),)
             with contextlib.suppress(Exception), torch.no_grad():
                 engine.prepare_call(model, inputs)(*inputs)
     torch._dynamo.reset()

@@ -40,7 +40,7 @@ class BenchReport:
     @property
     def subject(self) -> str:
         """A short description of the workload."""
-        optimizer = self.settings.placement.training
+        optimizer = self.settings.setup.training
         return f"{self.suite}, training with {optimizer}" if optimizer else self.suite
 
     @property
@@ -50,7 +50,7 @@ class BenchReport:
     @property
     def bad_rows(self) -> list[EngineResult]:
         """Rows that failed or disagree with eager."""
-        return [row for row in self.rows if not row.good]
+        return [row for row in self.rows if not row.agrees]
 
     def geometric_mean(self, engine: str, over: str, *, amortized: bool = False) -> tuple[float, int] | None:
         """Returns the geometric mean of the speedups of one engine over another, and the number of models in it.
@@ -63,7 +63,7 @@ class BenchReport:
 
 def ratio_of(model: ModelResult, engine: str, over: str, *, amortized: bool = False) -> float | None:
     """Returns the speedup of one engine over another; None unless both are good and timed. `amortized`: see `BenchSettings.amortized`."""
-    rows = [next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over)]
+    rows = [next((row for row in model.rows if row.engine == name and row.agrees), None) for name in (engine, over)]
     time, other_time = [None if row is None else row.amortized if amortized else row.wall for row in rows]
     return None if time is None or other_time is None else other_time.median / time.median
 
@@ -176,7 +176,7 @@ def _speedups(report: BenchReport) -> ReportTable:
         lines.append(
             [
                 model.model,
-                *[_number(rows_by_engine[name].speedup if rows_by_engine[name].good else None, "{:.3f}") for name in report.engines],
+                *[_number(rows_by_engine[name].speedup if rows_by_engine[name].agrees else None, "{:.3f}") for name in report.engines],
             ]
         )
     means = [report.geometric_mean(name, report.settings.baseline) for name in report.engines]
@@ -221,7 +221,7 @@ def _call_phases(report: BenchReport) -> ReportTable:
     names = ("trace", "lower", "lookup", "run", "execute")
     lines = []
     for model in report.models:
-        dynaxla_row = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
+        dynaxla_row = next((row for row in model.rows if row.engine == "dynaxla" and row.agrees), None)
         dynaxla_cells = ["-"] * 2 if dynaxla_row is None else [_median(dynaxla_row.wall, "{:.3f}"), str(dynaxla_row.traces)]
         for row in model.rows:
             if row.call_phases.keys() - {"execute"} and row.wall is not None and row.engine != "lazy":
@@ -236,7 +236,7 @@ def _lazy_phases(report: BenchReport) -> ReportTable | None:
     """Returns the table of the phases of a later call in lazy mode: recording, look-up of the program, execution, wait."""
     lines = []
     for model in report.models:
-        row = next((row for row in model.rows if row.engine == "lazy" and row.good), None)
+        row = next((row for row in model.rows if row.engine == "lazy" and row.agrees), None)
         if row is not None and row.wall is not None:
             lines.append([model.model, *lazy_cells(row.call_phases, row.recorded_ops, row.compilations, row.wall.median)])
     return ReportTable("Lazy mode: phases of a later call, mean milliseconds", ["model", *LAZY_HEADINGS], lines) if lines else None
@@ -294,16 +294,16 @@ def conclusions(report: BenchReport) -> list[str]:
 
 def describe(report: BenchReport) -> list[str]:
     """Returns lines about the versions, the machine and the settings."""
-    settings, placement = report.settings, report.settings.placement
+    settings, setup = report.settings, report.settings.setup
     rounds = f"{settings.rounds} rounds" if settings.rounds else f"about {settings.seconds:g} s of rounds for each engine"
     versions = ", ".join(f"{name} {report.environment[name]}" for name in ("python", *_PACKAGES) if name in report.environment)
-    dtype = str(placement.dtype).removeprefix("torch.")
+    dtype = str(setup.dtype).removeprefix("torch.")
     inputs = "fresh random input at each call" if settings.randomize_input else "the same input at each call"
     return [
         f"{report.environment['date']}; {versions}.",
         "; ".join(report.environment[name] for name in ("system", "cpu", "gpu") if name in report.environment) + ".",
-        f"Suite {report.subject}, batch {placement.batch}, {dtype}, {placement.device}, {placement.threads} thread(s), "
-        f"seed {placement.seed}; {rounds}, {settings.iterations_per_run} call(s) in a measurement, {inputs}.",
+        f"Suite {report.subject}, batch {setup.batch}, {dtype}, {setup.device}, {setup.threads} thread(s), "
+        f"seed {setup.seed}; {rounds}, {settings.iterations_per_run} call(s) in a measurement, {inputs}.",
         *report.notes,
     ]
 
@@ -336,9 +336,9 @@ def write(report: BenchReport, directory: Path) -> list[Path]:
 
     Raises: BenchmarkError if the directory cannot be written.
     """
-    placement = report.settings.placement
-    subject = report.suite + (f"-training-{placement.training}" if placement.training else "")
-    name = f"{subject}-{placement.device.type}-batch{placement.batch}-{str(placement.dtype).removeprefix('torch.')}"
+    setup = report.settings.setup
+    subject = report.suite + (f"-training-{setup.training}" if setup.training else "")
+    name = f"{subject}-{setup.device.type}-batch{setup.batch}-{str(setup.dtype).removeprefix('torch.')}"
     files = [directory / f"{name}.{kind}" for kind in ("json", "md", "png")]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -365,7 +365,7 @@ def as_json(report: BenchReport) -> dict[str, Any]:
                 "model": model.model,
                 "captured": _plain(model.captured),
                 "capture_failure": model.capture_failure,
-                "rows": [{**_plain(row), "good": row.good} for row in model.rows],
+                "rows": [{**_plain(row), "good": row.agrees} for row in model.rows],
             }
             for model in report.models
         ],
@@ -386,7 +386,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_markdown(report: BenchReport, plot_name: str = "") -> str:
-    device = str(report.settings.placement.device)
+    device = str(report.settings.setup.device)
     lines = [f"# dynaxla bench: {report.subject} on {device}", "", *[f"- {line}" for line in describe(report)], ""]
     lines += [f"**{line}**\n" for line in conclusions(report)]
     if plot_name:
@@ -433,7 +433,8 @@ def plot(report: BenchReport, path: Path) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
     axes.set_ylabel(f"speedup over {report.settings.baseline}")
-    axes.set_title(f"{report.subject}, batch {report.settings.placement.batch}, {report.settings.placement.device}; x: failed")
+    title = f"{report.subject}: batch {report.settings.setup.batch}, {report.settings.setup.device}"
+    axes.set_title(f"{title} (x: failed or wrong)" if report.bad_rows else title)
     figure.legend(loc="outside upper center", ncols=len(report.engines), fontsize="small")
     figure.savefig(path, dpi=120)
 
@@ -441,4 +442,4 @@ def plot(report: BenchReport, path: Path) -> None:
 def _heights(report: BenchReport, engine: str) -> Sequence[float]:
     rows = [next(row for row in model.rows if row.engine == engine) for model in report.models]
     mean = report.geometric_mean(engine, report.settings.baseline)
-    return [*[(row.speedup or 0.0) if row.good else 0.0 for row in rows], mean[0] if mean is not None else 0.0]
+    return [*[(row.speedup or 0.0) if row.agrees else 0.0 for row in rows], mean[0] if mean is not None else 0.0]

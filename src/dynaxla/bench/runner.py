@@ -92,8 +92,8 @@ class BenchRunner(Protocol):
 class LocalRunner:
     """A runner in this process. The model is on the engine's device. For a native engine this is the CPU, to which inputs are copied."""
 
-    def __init__(self, engine: BenchEngine, model: nn.Module, inputs: Inputs, placement: ModelSetup) -> None:
-        self._placement = placement
+    def __init__(self, engine: BenchEngine, model: nn.Module, inputs: Inputs, setup: ModelSetup) -> None:
+        self._setup = setup
         self._native = engine.native
         self._call = engine.prepare_call(model, self._on_engine_device(inputs))
 
@@ -102,17 +102,17 @@ class LocalRunner:
 
     def call(self, inputs: Inputs) -> Any:
         result = self._call(*self._on_engine_device(inputs))
-        self._placement.synchronise()
+        self._setup.synchronise()
         return result
 
     def time(self, batches: Sequence[Inputs]) -> BenchTiming:
         call, batches = self._call, list(map(self._on_engine_device, batches))
         with _no_garbage_collection():
-            self._placement.synchronise()
+            self._setup.synchronise()
             cpu, wall = time.process_time(), time.perf_counter()
             for inputs in batches:
                 call(*inputs)
-            self._placement.synchronise()
+            self._setup.synchronise()
             return BenchTiming(time.perf_counter() - wall, time.process_time() - cpu)
 
     def close(self) -> None:

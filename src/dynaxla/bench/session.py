@@ -19,11 +19,11 @@ def run(
 ) -> report.BenchReport:
     """Measures the cases, with a progress bar on stderr. After Ctrl-C, returns a report of the models measured so far."""
     result = report.BenchReport(suite, settings, [engine.name for engine in chosen], list(notes or []))
-    with process_settings(settings.placement.threads) as process_notes, ProgressBar(len(cases)) as progress:
+    with process_settings(settings.setup.threads) as process_notes, ProgressBar(len(cases)) as progress:
         result.notes += process_notes
         try:
             progress.show("starting the engines")
-            warm_up_engines(chosen, settings.placement)
+            warm_up_engines(chosen, settings.setup)
             for case in cases:
                 result.models.append(measure(case, chosen, settings, progress))
         except KeyboardInterrupt:

@@ -2,7 +2,7 @@
 
 A graph is cached if AOTAutograd's wrapper does nothing for this graph, or only writes the first results to inputs (runtime_wrapper.py). The
 key covers all facts that determine AOTAutograd's graph: the captured graph and its inputs, the options, the versions, dynaxla's sources,
-and torch's settings. A graph is not cached if it has no text (fingerprint.py) or no JSON form (graph_json.py).
+and torch's settings. A graph is not cached if it has no text (graph_text.py) or no JSON form (graph_json.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..lowering import registry
 from ..lowering.interpreter import find_rule, is_plain_python
 from ..runtime import machine, private
 from ..runtime.store import Store
-from .fingerprint import captured_text, fingerprint
 from .graph import AtenGraph, written_inputs
 from .graph_json import Unwritable, decoded, encoded
+from .graph_text import captured_text, graph_text
 from .runtime_wrapper import with_leading_writes
 
 _AUTOCAST = ("cpu", "cuda")
@@ -103,7 +103,7 @@ class CachedGraph:
             graph: the graph, for programs on the CPU.
             written: the positions of the inputs that the first results are written to.
         """
-        text = fingerprint(graph.module)
+        text = graph_text(graph.module)
         if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits_for_checks:
             return None
         if list(written_inputs(graph.module.graph).items()) != list(enumerate(written)):
@@ -115,7 +115,7 @@ class CachedGraph:
         except Unwritable:
             return None
         reread = CachedGraph.read(cached.text())
-        return reread if fingerprint(reread.module()) == text else None
+        return reread if graph_text(reread.module()) == text else None
 
     def text(self) -> bytes:
         """Returns the entry as the JSON text that `read` parses."""

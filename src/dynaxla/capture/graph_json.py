@@ -75,7 +75,7 @@ def _encoded_nodes(module: GraphModule, max_constant_bytes: int | None) -> list[
 
 
 def _encoded_constant(module: GraphModule, name: str, max_constant_bytes: int | None) -> Any:
-    """Returns shape, dtype and bytes of a constant tensor. The caller must check, by `fingerprint`, that the decoded constant is the same.
+    """Returns shape, dtype and bytes of a constant tensor. The caller must check, by `graph_text`, that the decoded constant is the same.
 
     Raises: Unwritable.
     """

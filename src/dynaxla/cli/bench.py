@@ -102,8 +102,8 @@ def bench(
     processes = from_source_tree("processes") if memory else None
     with exit_on_errors():
         batch = batch or (4 if training else 1)
-        placement = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
-        device_type = placement.device.type
+        setup = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
+        device_type = setup.device.type
         cases = suites.choose(suite, split_at_commas(models) or (suites.QUICK.get(suite, []) if quick else []))
         engine_table.choose([baseline], [], device_type)
         default_names = engine_table.default_engines(suite, device_type, training=training, quick=quick)
@@ -115,7 +115,7 @@ def bench(
         seconds_per_engine = seconds if seconds is not None else QUICK_SECONDS if quick else BenchSettings.seconds
         measure_memory = None if processes is None else processes.measure_memory
         settings = BenchSettings(
-            placement, iterations_per_run, randomize_input, baseline, rounds, seconds_per_engine, measure_memory, traceback, amortized_calls
+            setup, iterations_per_run, randomize_input, baseline, rounds, seconds_per_engine, measure_memory, traceback, amortized_calls
         )
         result = run(cases, chosen, settings, suite, notes)
         _report(result, tune, output)

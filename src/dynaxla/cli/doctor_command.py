@@ -25,5 +25,5 @@ def doctor(
         typer.echo(json.dumps([checks.as_dict(finding) for finding in findings], indent=2))
     else:
         checks.show(findings, console_for(160))
-    if any(finding.state is checks.Status.BROKEN for finding in findings):
+    if any(finding.status is checks.Status.BROKEN for finding in findings):
         raise typer.Exit(1)

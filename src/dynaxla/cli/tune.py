@@ -59,7 +59,7 @@ def tune(
     from ..tuning.table import show
 
     with exit_on_errors(DynaxlaError):
-        placement = ModelSetup(batch, check_dtype(dtype), check_device(device), threads=threads)
+        setup = ModelSetup(batch, check_dtype(dtype), check_device(device), threads=threads)
         cases = suites.choose("models", names) if names else []
         store = Options().store("tuning")
         if clear and store is not None:
@@ -67,9 +67,9 @@ def tune(
         torch.set_num_threads(threads)
         for case in cases:
             console.print(f"measuring {case.name}", style="dim")
-            compiled = torch.compile(placement.model(case), backend="dynaxla", options={"tune": True})
+            compiled = torch.compile(setup.model(case), backend="dynaxla", options={"tune": True})
             with torch.no_grad():
-                compiled(*placement.inputs(case, torch.Generator().manual_seed(placement.seed)))
+                compiled(*setup.inputs(case, torch.Generator().manual_seed(setup.seed)))
             torch._dynamo.reset()
     if cases:
         show(measurements(), console)

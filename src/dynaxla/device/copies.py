@@ -97,7 +97,7 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     view, target_view = StridedView.of(source), StridedView.of(target)
     if view != target_view:
         return False
-    if private.identity_of(source_storage) == private.identity_of(target_storage):
+    if private.id_of_storage(source_storage) == private.id_of_storage(target_storage):
         return not strided_memory.has_internal_overlap(target_view)  # the op that copies instead refuses a target that overlaps itself
     if not target_view.fills(target_storage.nbytes()) or source_storage.nbytes() != target_storage.nbytes():
         return False
@@ -131,7 +131,7 @@ def bitcast(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.De
     return call([array])[0]
 
 
-def write(target: torch.Tensor, source: torch.Tensor) -> None:
+def write_from_cpu(target: torch.Tensor, source: torch.Tensor) -> None:
     """Writes a CPU tensor into a tensor of the device with the same shape and dtype.
 
     Raises: RuntimeError if two elements of the target share memory.

@@ -65,7 +65,7 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
     for target, value in written:
         if target.shape != value.shape:
             storages.resize(target, tuple(value.shape), tuple(value.stride()))
-        copies.write(target, value)
+        copies.write_from_cpu(target, value)
     return _to_device(result, op, originals, target_device)
 
 

@@ -61,7 +61,7 @@ _NUMBER_TYPES = (int, float, bool, complex)
 # Python numbers as arrays of rank 0.
 _numbers: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(256)
 # The largest number of programs of one key that take the op's numbers as inputs. Once it is reached, other numbers are compiled in.
-_MAX_VARIANTS = 8
+_MAX_PROGRAMS_WITH_NUMBER_INPUTS = 8
 # Ops that accept index tensors on the CPU, as in ATen.
 _CPU_INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
 
@@ -145,7 +145,7 @@ class _OpCall:
             return TensorOperand(len(self.arrays) - 1, StridedView(tensor.dtype, shape, row_major(shape)))
         self._set_device(tensor.device)
         storage = tensor.untyped_storage()
-        identity = private.identity_of(storage)
+        identity = private.id_of_storage(storage)
         slot = self._slot_of_storage.get(identity)
         if slot is None:
             slot = self._slot_of_storage[identity] = len(self.arrays)
@@ -398,7 +398,7 @@ def _look_up(cache: Cache, key: Any, numbers: Sequence[Any], is_doubtful: bool) 
         for program in variants:
             if (number_inputs := program.variant.inputs(numbers)) is not None:
                 return program, number_inputs
-        if cached is not CONSTANT_NUMBERS and len(variants) < _MAX_VARIANTS:
+        if cached is not CONSTANT_NUMBERS and len(variants) < _MAX_PROGRAMS_WITH_NUMBER_INPUTS:
             return None
         key = key, _hashable(tuple(numbers))
     found = cache.get(key)  # a program, or the reason (str) why there is none
@@ -417,7 +417,7 @@ def _compile_and_store(
     if numbers:
         cached = CONSTANT_NUMBERS if is_doubtful else cache.get(key)
         variants = cached if isinstance(cached, tuple) else ()
-        if cached is not CONSTANT_NUMBERS and len(variants) < _MAX_VARIANTS:
+        if cached is not CONSTANT_NUMBERS and len(variants) < _MAX_PROGRAMS_WITH_NUMBER_INPUTS:
             try:
                 program = compile_fn(specialization())
             except Exception:  # the next attempt, with the numbers compiled in, succeeds or raises the right error

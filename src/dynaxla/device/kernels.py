@@ -109,7 +109,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     ):  # recorded ops must not run for this copy
         eager_mode.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])
     else:
-        copies.write(target, host)
+        copies.write_from_cpu(target, host)
     return target
 
 
@@ -261,7 +261,7 @@ def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: 
     return copy_from(result, out)
 
 
-def fused_step(op: Any) -> Any:
+def fused_step_kernel(op: Any) -> Any:
     """Returns a kernel that runs an optimizer's fused step as one program.
 
     The learning rate is an input of the program. Other floats are inputs unless they are 0: the program of a step with a weight decay of 0,
@@ -356,7 +356,7 @@ def attention(
     return fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
 
 
-def unsupported(op: Any) -> Any:
+def unsupported_kernel(op: Any) -> Any:
     """Returns a kernel that raises NotImplementedError."""
 
     def kernel(*_: Any, **__: Any) -> Any:
@@ -392,14 +392,14 @@ _KERNELS: dict[Any, Any] = {
     aten.rrelu_with_noise.default: rrelu_with_noise,
     aten.rrelu_with_noise.out: rrelu_with_noise_out,
     aten.rrelu_with_noise_.default: rrelu_with_noise_,
-    **{op: fused_step(op) for op in _FUSED_STEPS},
+    **{op: fused_step_kernel(op) for op in _FUSED_STEPS},
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,
     aten._native_batch_norm_legit.default: native_batch_norm,
     aten._native_batch_norm_legit.out: native_batch_norm_out,
-    aten.batch_norm_update_stats.default: unsupported(aten.batch_norm_update_stats.default),
-    aten.batch_norm_gather_stats.default: unsupported(aten.batch_norm_gather_stats.default),
-    aten.batch_norm_gather_stats_with_counts.default: unsupported(aten.batch_norm_gather_stats_with_counts.default),
+    aten.batch_norm_update_stats.default: unsupported_kernel(aten.batch_norm_update_stats.default),
+    aten.batch_norm_gather_stats.default: unsupported_kernel(aten.batch_norm_gather_stats.default),
+    aten.batch_norm_gather_stats_with_counts.default: unsupported_kernel(aten.batch_norm_gather_stats_with_counts.default),
 }
 # Ops for which the general kernel is registered explicitly, in place of an ATen kernel that would serve every device. ATen's kernels of the
 # first two call other kernels that the device must have. Those of the others split the op into several ops, or raise.

@@ -466,7 +466,7 @@ class _SpecializationBuilder:
             self._slots.append(StorageMetadata(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
             return TensorOperand(len(self._slots) - 1, StridedView(tensor.dtype, shape, row_major(shape)))
         storage = tensor.untyped_storage()
-        slot = self._slot_of_storage.setdefault(private.identity_of(storage), len(self._slots))
+        slot = self._slot_of_storage.setdefault(private.id_of_storage(storage), len(self._slots))
         if slot == len(self._slots):
             sharding = storages.sharding_of_content(self._call.contents[slot]) if meshes.may_have_sharded_arrays() else None
             self._slots.append(StorageMetadata(storage.nbytes(), *self._call.shape_dtypes[slot], sharding))

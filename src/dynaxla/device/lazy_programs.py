@@ -31,7 +31,7 @@ CAPACITY = 256
 _programs: LeastRecentlyUsed[tuple[_CompiledRecording, ...]] = LeastRecentlyUsed(CAPACITY)
 # The largest number of programs of one key. Once it is reached, a program that returns more values than wanted may be used. The set of
 # wanted values depends on the times at which Python frees reference cycles, so a loop might otherwise compile a program at each iteration.
-_MAX_VARIANTS = 8
+_MAX_PROGRAMS_PER_KEY = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +156,9 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
     inputs = [*arrays, *_device_put([*numbers.values(), *([np.stack(seeds)] if seeds else [])], mesh_sharding or device)]
     if program is None:
         program = _compile(steps, len(arrays), list(numbers), tuple(wanted), inputs, device, settings, mesh_sharding)
-        _programs.put(key, (*compiled[-_MAX_VARIANTS + 1 :], program))
+        _programs.put(key, (*compiled[-_MAX_PROGRAMS_PER_KEY + 1 :], program))
     else:
-        metrics.add("found_compiled")
+        metrics.add("later_runs")
     with metrics.timed("execute"):
         try:
             results = list(program.call(inputs))
@@ -194,12 +194,12 @@ def _move_to_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> t
 def _choose_program(programs: Sequence[_CompiledRecording], wanted: tuple[WantedValue, ...]) -> _CompiledRecording | None:
     """Returns the program, of several programs for the same steps, that returns the wanted values; None if one must be compiled.
 
-    If there are `_MAX_VARIANTS` programs already, the chosen program may return further values, but as few as possible.
+    If there are `_MAX_PROGRAMS_PER_KEY` programs already, the chosen program may return further values, but as few as possible.
     """
     for program in programs:
         if program.wanted == wanted:
             return program
-    if len(programs) < _MAX_VARIANTS:
+    if len(programs) < _MAX_PROGRAMS_PER_KEY:
         return None
     return min(
         (program for program in programs if set(wanted) <= set(program.wanted)), key=lambda program: len(program.wanted), default=None

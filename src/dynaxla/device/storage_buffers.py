@@ -131,7 +131,7 @@ def _viewed_storage(tensor: torch.Tensor, position: int, first_positions: dict[i
         return None
     zeros = strided_memory.unwritten_aval(storage.nbytes(), tensor.dtype)
     array = _array_or_zeros(storage, zeros.dtype, zeros.shape, storages.device_of(tensor))
-    return ViewedStorage(first_positions.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
+    return ViewedStorage(first_positions.setdefault(private.id_of_storage(storage), position), array.shape, array.dtype)
 
 
 def _input_specs(placeholders: Sequence[Node], args: Sequence[Any], symbols: SymbolValues) -> dict[int, TensorSpec]:

@@ -24,7 +24,7 @@ def _data_ptr(storage: torch.UntypedStorage) -> int:
 
     `Tensor.data_ptr` raises an error.
     """
-    return private.identity_of(storage)
+    return private.id_of_storage(storage)
 
 
 def _copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> torch.UntypedStorage:

@@ -26,7 +26,7 @@ from . import pjrt_devices
 from .device_templates import empty_template
 
 NAME = "jax"
-_ARRAY = "_dynaxla_array"
+_CONTENT = "_dynaxla_content"
 
 
 # The shape of a storage's array, and the array's sharding on a mesh. The shape is None for a storage that nobody has written to. The
@@ -48,10 +48,10 @@ class StorageContent:
         return _shape_and_sharding_of(self.array(storage))
 
 
-def make_storage(nbytes: int, device: torch.device, array: jax.Array | StorageContent | None = None) -> torch.UntypedStorage:
-    """Creates a storage of this size, in bytes. `array` is its content, or None for unwritten memory, which reads as zeros."""
+def make_storage(nbytes: int, device: torch.device, content: jax.Array | StorageContent | None = None) -> torch.UntypedStorage:
+    """Creates a storage of this size, in bytes. The content None stands for unwritten memory, which reads as zeros."""
     storage = private.storage_without_memory(device, nbytes)
-    setattr(storage, _ARRAY, array)
+    setattr(storage, _CONTENT, content)
     return storage
 
 
@@ -87,7 +87,7 @@ def content_of(storage: torch.UntypedStorage) -> jax.Array | StorageContent | No
     Raises: RuntimeError for a storage that dynaxla did not create.
     """
     try:
-        return getattr(storage, _ARRAY)
+        return getattr(storage, _CONTENT)
     except AttributeError:
         if not storage.nbytes():
             return None
@@ -130,7 +130,7 @@ class InUseContent(StorageContent):
 
         Returns False and changes nothing unless all storages still hold these arrays.
         """
-        self._arrays = {private.identity_of(storage): array for storage, array in zip(storages, arrays, strict=True)}
+        self._arrays = {private.id_of_storage(storage): array for storage, array in zip(storages, arrays, strict=True)}
         return compare_and_swap([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
@@ -138,15 +138,15 @@ class InUseContent(StorageContent):
         if forks.has_lost_xla():  # the thread that runs the program does not exist in a forked child
             raise forks.fork_error()
         with self._lock:  # reentrant: a signal handler in the thread of the program must not wait for the program
-            if getattr(storage, _ARRAY) is self:
-                return self._arrays.get(private.identity_of(storage))
+            if getattr(storage, _CONTENT) is self:
+                return self._arrays.get(private.id_of_storage(storage))
         return array_of(storage)
 
     def succeed(self, changes: Iterable[tuple[torch.UntypedStorage, jax.Array]]) -> None:
         """Puts the program's results into the storages, except into storages that another thread has overwritten meanwhile."""
         with _lock:
             for storage, array in changes:
-                if getattr(storage, _ARRAY) is self:
+                if getattr(storage, _CONTENT) is self:
                     set_content(storage, array)
         self._release()
 
@@ -158,8 +158,8 @@ class InUseContent(StorageContent):
         """
         with _lock:
             for storage, tensor in tensors:
-                if getattr(storage, _ARRAY) is self:
-                    array = self._arrays[private.identity_of(storage)]
+                if getattr(storage, _CONTENT) is self:
+                    array = self._arrays[private.id_of_storage(storage)]
                     lost = LostContent(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
                     set_content(storage, lost if not any_tracer((array,)) and array.is_deleted() else array)
         self._release()
@@ -171,9 +171,9 @@ class InUseContent(StorageContent):
             self._lock.release()
 
 
-def set_content(storage: torch.UntypedStorage, array: jax.Array | StorageContent | None) -> None:
+def set_content(storage: torch.UntypedStorage, content: jax.Array | StorageContent | None) -> None:
     """Sets the content of a storage. An array must have as many bytes as the storage."""
-    setattr(storage, _ARRAY, array)
+    setattr(storage, _CONTENT, content)
 
 
 _tracer_checks = False  # True after `enable_tracer_checks`
@@ -231,7 +231,7 @@ def compare_and_swap(
         changes: for each write, the storage, the content that the caller read, and the new content.
     """
     with _lock:
-        if any(getattr(storage, _ARRAY, None) is not before for storage, before, _ in changes):
+        if any(getattr(storage, _CONTENT, None) is not before for storage, before, _ in changes):
             return False
         for storage, _, after in changes:
             set_content(storage, after)

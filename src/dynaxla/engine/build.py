@@ -63,7 +63,7 @@ def eager_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Ea
         if not unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx):
             return None
         specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
-        if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
+        if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE_BYTES:
             heap.keep_freed_memory()
         executable = EagerExecutable(unit.name, EagerGraph(unit.interpreter.module, outputs), specialised.buffers, unit.device)
         built.append(executable)
@@ -164,7 +164,7 @@ def _build_for_processes(
             hint="use options={'distributed': 'torch'}, which leaves collectives to torch",
         )
     assert isinstance(buffers, NativeBuffers)
-    collectives = functools.partial(participants.agreement.running, network.shut_down)
+    collectives = functools.partial(participants.collectives.running, network.shut_down)
     return bind(unit, compiled, buffers.on(network.device), metadata, collectives=collectives)
 
 

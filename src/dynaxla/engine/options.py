@@ -10,7 +10,7 @@ import jax
 import torch
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from ..artifact.xla_options import CPU_OPTIONS, not_set_by_user, supported
+from ..artifact.xla_options import CPU_OPTIONS, not_set_by_user, supported_options
 from ..lowering.settings import EXACT, Settings
 from ..runtime.clients import cpu_device
 from ..runtime.programs import compile_lowered
@@ -79,7 +79,7 @@ _FAST_COMPILATION = {
 
 def quick_options() -> Mapping[str, Any]:
     """Returns options for fast compilation of programs that never run."""
-    return _supported(tuple(_FAST_COMPILATION.items()))
+    return _supported_options(tuple(_FAST_COMPILATION.items()))
 
 
 def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT, on_mesh: bool = False) -> Mapping[str, Any]:
@@ -93,9 +93,9 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
     """
     options = default_options(platform)
     if on_mesh and platform == "cpu":
-        options = {**options, **_supported(tuple(_RENDEZVOUS_TIMEOUTS.items()))}
+        options = {**options, **_supported_options(tuple(_RENDEZVOUS_TIMEOUTS.items()))}
     if settings.deterministic:
-        options = {**options, **_supported(tuple(_DETERMINISTIC.items()))}
+        options = {**options, **_supported_options(tuple(_DETERMINISTIC.items()))}
     if _VECTOR_WIDTH in options and not _supports_wide_vectors(program.jaxpr):
         return {name: value for name, value in options.items() if name != _VECTOR_WIDTH}
     return options
@@ -105,19 +105,19 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
 def default_options(platform: str) -> Mapping[str, Any]:
     """Returns XLA's options for most programs on a platform, without options that XLA_FLAGS sets or that the installed XLA lacks."""
     candidates = tuple(not_set_by_user(_candidates(platform)))
-    return _supported(candidates) if candidates else {}
+    return _supported_options(candidates) if candidates else {}
 
 
 @functools.cache
-def _supported(candidates: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
-    """See `supported`. The small program is compiled for the CPU."""
+def _supported_options(candidates: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    """See `supported_options`. The small program is compiled for the CPU."""
     with jax.default_device(cpu_device()):
         trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
-    return supported(candidates, functools.partial(compile_lowered, trivial, cpu_device()))
+    return supported_options(candidates, functools.partial(compile_lowered, trivial, cpu_device()))
 
 
 def _candidates(platform: str) -> Iterable[tuple[str, Any]]:
-    """Returns dynaxla's options for a platform, as pairs of name and value for `_supported`."""
+    """Returns dynaxla's options for a platform, as pairs of name and value for `_supported_options`."""
     if platform == "cpu":
         wide = {_VECTOR_WIDTH: 512} if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else {}
         return [*_CPU_OPTIONS.items(), *wide.items()]

@@ -172,7 +172,7 @@ class CallPlan:
     """The plan of calls with one combination of true sizes.
 
     Args:
-        lengths: int64[n], the true sizes that the program reads. It is the program's last argument.
+        true_sizes: int64[n], the true sizes that the program reads. It is the program's last argument.
         inputs: The valid regions of the inputs that are padded, by position.
         numbers: The rounded values of the inputs that are sizes, by position.
         outputs: The plans of the graph's outputs.
@@ -185,13 +185,13 @@ class CallPlan:
 
     def __init__(
         self,
-        lengths: torch.Tensor,
+        true_sizes: torch.Tensor,
         inputs: Mapping[int, ValidRegion],
         numbers: Mapping[int, int],
         outputs: Sequence[_PlannedOutput],
         timings: EagerTimings,
     ) -> None:
-        self._lengths, self._inputs, self._numbers, self._outputs = lengths, inputs, numbers, outputs
+        self._true_sizes, self._inputs, self._numbers, self._outputs = true_sizes, inputs, numbers, outputs
         self.timings, self.is_ready = timings, False
         elements = sum(math.prod(region.shape) for region in inputs.values())
         self.valid_fraction = sum(math.prod(region.valid) for region in inputs.values()) / elements if elements else 1.0
@@ -203,7 +203,7 @@ class CallPlan:
             inputs: The graph's inputs.
             fill: Fills the padding. None if the program will not run: the padded tensors are then uninitialised.
         """
-        arguments = [*inputs, self._lengths]
+        arguments = [*inputs, self._true_sizes]
         for position, region in self._inputs.items():
             if isinstance(inputs[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
                 arguments[position] = region.pad(inputs[position], fill)
@@ -368,12 +368,14 @@ class PaddedCalls:
         values = padded.rounding({symbol: size for symbol, size in true.values.items() if symbol.is_symbol})
         if values is None or (rounded := self._rounded_sizes(values)).overlaps:
             return None
-        lengths = [_value(size, true) for size in padded.sizes]
-        if not all(0 < length <= _value(size, rounded.values) for length, size in zip(lengths, padded.sizes, strict=True)):
+        true_sizes = [_value(size, true) for size in padded.true_size_expressions]
+        if not all(
+            0 < length <= _value(size, rounded.values) for length, size in zip(true_sizes, padded.true_size_expressions, strict=True)
+        ):
             return None
         sizes = _CallSizes(true, rounded.values)
         return CallPlan(
-            torch.tensor(lengths, dtype=torch.int64, device=self._device),
+            torch.tensor(true_sizes, dtype=torch.int64, device=self._device),
             {position: sizes.region(extents) for position, extents in self._inputs.items()},
             {position: _value(size, rounded.values) for position, size in padded.numbers.items()},
             [plan_output(sizes) for plan_output in self._outputs],

@@ -162,7 +162,7 @@ class PartitionedProgram:
         with metrics.timed("lower", self.name), jax.enable_x64(True):
             lowered = private.lower(traced)
         participants = process_networks.Participants.of([self._mesh.group])
-        participants.agreement.add(self._as_collective(lowered))
+        participants.collectives.add(self._as_collective(lowered))
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
         network, compiled = self._compile_for(participants, lowered, options)
         dump.record(self.name, self._interpreter.module, lowered, compiled.text, self._options.dump_directory)
@@ -173,7 +173,7 @@ class PartitionedProgram:
         if any(is_uneven):  # the partitioner pads uneven shards, and the next program would read the padding as data
             replicated = [PartitionSpec() if uneven else spec for uneven, spec in zip(is_uneven, specs, strict=True)]
             return self._compile(traced, avals, settings, replicated)
-        return specs, compiled, network.device, functools.partial(participants.agreement.running, network.shut_down)
+        return specs, compiled, network.device, functools.partial(participants.collectives.running, network.shut_down)
 
     def _compile_for(
         self, participants: process_networks.Participants, lowered: jax.stages.Lowered, options: Mapping[str, Any]

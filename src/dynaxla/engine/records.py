@@ -85,7 +85,7 @@ def key_of(text: str | None, device: jax.Device, key_parts: Sequence[Any]) -> st
     registered cannot be described by a text.
 
     Args:
-        text: The graph's text (see `fingerprint`); None if it has none.
+        text: The graph's text (see `graph_text`); None if it has none.
         device: The device of the program.
         key_parts: All other values that the result of the trace depends on, as plain data.
     """

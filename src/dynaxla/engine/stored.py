@@ -12,7 +12,7 @@ import jax
 import torch
 
 from ..buffers.protocol import Buffers
-from ..capture.fingerprint import fingerprint
+from ..capture.graph_text import graph_text
 from ..lowering import Settings
 from ..lowering.function import Function
 from ..observe import dump, metrics
@@ -60,7 +60,7 @@ def record_key(
         return None
     arguments = [(aval.shape, str(aval.dtype)) for aval in avals]
     parts = unit.options.facts, unit.phase, unit.choose.avoids_refusable, *settings, function.default_dtype, arguments, *key_parts
-    return records.key_of(fingerprint(module), unit.jax_device, parts)
+    return records.key_of(graph_text(module), unit.jax_device, parts)
 
 
 def stored_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable | None:

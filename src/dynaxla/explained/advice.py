@@ -34,12 +34,12 @@ def _nothing_compiled(explanation: Explanation) -> Iterator[Advice]:
     if explanation.captured or explanation.error:
         return
     if explanation.is_script:
-        why = "Nothing in the script was compiled."
+        reason = "Nothing in the script was compiled."
     elif explanation.breaks:
-        why = "TorchDynamo found no op before its graph breaks, so everything ran in eager mode."
+        reason = "TorchDynamo found no op before its graph breaks, so everything ran in eager mode."
     else:
-        why = "The function computes nothing with tensors, or only in functions that TorchDynamo skips (torch.compiler.disable, C code)."
-    yield Advice('Let torch.compile(..., backend="dynaxla") or dynaxla.compile_step see the code that computes', why)
+        reason = "The function computes nothing with tensors, or only in functions that TorchDynamo skips (torch.compiler.disable, C code)."
+    yield Advice('Let torch.compile(..., backend="dynaxla") or dynaxla.compile_step see the code that computes', reason)
 
 
 # Regular expressions for the reason or the line of a graph break, and the advice that removes the break.
@@ -66,9 +66,9 @@ def _breaks(explanation: Explanation) -> Iterator[Advice]:
     for item in explanation.breaks:
         by_remedy.setdefault(_remedy(item), []).append(item)
     for remedy, (first, *others) in by_remedy.items():
-        why = f"The graph breaks here{_times(first.count)}: {first.reason}. {first.explanation}".strip()
+        reason = f"The graph breaks here{_times(first.count)}: {first.reason}. {first.explanation}".strip()
         places = ", ".join(str(other.line) for other in others)
-        yield Advice(remedy, f"{why} The same advice applies at {places}." if others else why, first.line)
+        yield Advice(remedy, f"{reason} The same advice applies at {places}." if others else reason, first.line)
 
 
 def _times(count: int) -> str:
@@ -88,28 +88,30 @@ def _backward(explanation: Explanation) -> Iterator[Advice]:
     phases = {graph.phase for graph in explanation.graphs}
     breaks_there = any("backward" in item.reason for item in explanation.breaks)
     if "backward" in phases and not breaks_there and not any(captured.is_step for captured in explanation.captured):
-        why = "Forward and backward pass are separate programs, and the optimizer runs in Python. A compiled step is one program."
-        yield Advice("If this is a training step, compile the whole of it with dynaxla.compile_step", why)
+        reason = "Forward and backward pass are separate programs, and the optimizer runs in Python. A compiled step is one program."
+        yield Advice("If this is a training step, compile the whole of it with dynaxla.compile_step", reason)
     elif "forward" in phases and "backward" not in phases:
-        why = "The programs save values for a backward pass, but no backward pass followed."
-        yield Advice("For inference, call the function under torch.no_grad()", why)
+        reason = "The programs save values for a backward pass, but no backward pass followed."
+        yield Advice("For inference, call the function under torch.no_grad()", reason)
 
 
 def _recompilations(explanation: Explanation) -> Iterator[Advice]:
     sizes = [item for item in explanation.recompilations if "size mismatch" in item.reason or "stride mismatch" in item.reason]
     for line in dict.fromkeys(item.line for item in sizes):
         reasons = [item.reason for item in sizes if item.line == line]
-        what = "Say which sizes change: torch._dynamo.mark_dynamic(tensor, dim) before the first call, or torch.compile(..., dynamic=True)"
-        yield Advice(what, f"The function was captured {len(reasons) + 1} times, since sizes changed: {reasons[0]}", line)
+        action = (
+            "Say which sizes change: torch._dynamo.mark_dynamic(tensor, dim) before the first call, or torch.compile(..., dynamic=True)"
+        )
+        yield Advice(action, f"The function was captured {len(reasons) + 1} times, since sizes changed: {reasons[0]}", line)
     others = [item for item in explanation.recompilations if item not in sizes]
     for line in dict.fromkeys(item.line for item in others):
         reasons = [item.reason for item in others if item.line == line]
-        why = f"The function was captured {len(reasons) + 1} times, since something that it reads changed: {reasons[0]}"
-        yield Advice("Pass the changing value as a tensor, or do not read it in the compiled function", why, line)
+        reason = f"The function was captured {len(reasons) + 1} times, since something that it reads changed: {reasons[0]}"
+        yield Advice("Pass the changing value as a tensor, or do not read it in the compiled function", reason, line)
     for graph in explanation.graphs:
         if len(graph.programs) > 3 and len({program.sizes for program in graph.programs}) > 3 and graph.phase == "inference":
-            why = f"{graph.name} has {len(graph.programs)} programs, one for each combination of sizes."
-            yield Advice('Let changing sizes share programs: options={"sizes": "buckets"}', why)
+            reason = f"{graph.name} has {len(graph.programs)} programs, one for each combination of sizes."
+            yield Advice('Let changing sizes share programs: options={"sizes": "buckets"}', reason)
 
 
 def _copies(explanation: Explanation) -> Iterator[Advice]:
@@ -118,27 +120,27 @@ def _copies(explanation: Explanation) -> Iterator[Advice]:
             if not copy.later:
                 continue
             if "aligned" in copy.reason:
-                what = f"Copy {copy.argument} once: a slice such as x[1:] does not start at an address that is aligned for XLA"
+                action = f"Copy {copy.argument} once: a slice such as x[1:] does not start at an address that is aligned for XLA"
             elif "strides" in copy.reason:
-                what = f"Call .contiguous() on {copy.argument} once before the loop, or always pass the memory order of the first call"
+                action = f"Call .contiguous() on {copy.argument} once before the loop, or always pass the memory order of the first call"
             elif "conjugate" in copy.reason:
-                what = f"Call .resolve_conj().resolve_neg() on {copy.argument} once, outside of the loop"
+                action = f"Call .resolve_conj().resolve_neg() on {copy.argument} once, outside of the loop"
             else:
-                what = f"Keep {copy.argument} on the program's device"
-            yield Advice(what, f"{graph.name} copies this argument ({formatting.size(copy.bytes)}) at each call: {copy.reason}.")
+                action = f"Keep {copy.argument} on the program's device"
+            yield Advice(action, f"{graph.name} copies this argument ({formatting.size(copy.bytes)}) at each call: {copy.reason}.")
 
 
 def _fallbacks(explanation: Explanation) -> Iterator[Advice]:
-    by_torch = sum(cost.share for cost in explanation.costs if "torch's kernel" in cost.what[:1])
+    by_torch = sum(cost.share for cost in explanation.costs if "torch's kernel" in cost.kinds[:1])
     for item in {fallback.op: fallback for fallback in formatting.fallbacks(explanation)}.values():
         if "the graph is split" in item.reason or item.op == "a graph":
-            what = "Use an op with a result of fixed size (torch.where instead of x[mask]), or move it to the end"
-            why = f"{item.op}: {item.reason} ({item.where})."
+            action = "Use an op with a result of fixed size (torch.where instead of x[mask]), or move it to the end"
+            reason = f"{item.op}: {item.reason} ({item.where})."
         else:
-            what = f"Write a lowering of {item.op} (dynaxla.lowers; docs/add-an-op.md), or use ops that have one"
+            action = f"Write a lowering of {item.op} (dynaxla.lowers; docs/add-an-op.md), or use ops that have one"
             cost_note = ", and lines with such kernels take much of the time" if by_torch > _LARGE_FRACTION else ""
-            why = f"torch's own kernel computes it, since {item.reason} ({item.where}){cost_note}."
-        yield Advice(what, why)
+            reason = f"torch's own kernel computes it, since {item.reason} ({item.where}){cost_note}."
+        yield Advice(action, reason)
 
 
 def _overhead(explanation: Explanation) -> Iterator[Advice]:
@@ -147,20 +149,20 @@ def _overhead(explanation: Explanation) -> Iterator[Advice]:
     outside = explanation.later_seconds - explanation.xla_seconds - explanation.torch_seconds
     programs = sum(len(graph.programs) for graph in explanation.graphs)
     if outside > _OUTSIDE_FRACTION * explanation.later_seconds and explanation.later_seconds < programs * _SHORT_SECONDS * 10:
-        what = "Compute more in a call: a larger batch, or a loop inside of the compiled function"
+        action = "Compute more in a call: a larger batch, or a loop inside of the compiled function"
         total, rest = formatting.seconds(explanation.later_seconds), formatting.seconds(outside)
         inside = "XLA's programs and torch's kernels" if explanation.torch_seconds else "XLA's programs"
-        why = f"Of a call's {total}, {rest} are spent outside of {inside}: in Python and torch's guards."
-        yield Advice(what, why)
+        reason = f"Of a call's {total}, {rest} are spent outside of {inside}: in Python and torch's guards."
+        yield Advice(action, reason)
 
 
 def _lines(explanation: Explanation) -> Iterator[Advice]:
     for cost in explanation.costs[:1]:
         if cost.share > _LARGE_FRACTION:
-            what = f"Optimize this {'line' if cost.line.file else 'module'} first: it takes the largest part of the time"
-            kinds = ", ".join(cost.what)
+            action = f"Optimize this {'line' if cost.line.file else 'module'} first: it takes the largest part of the time"
+            kinds = ", ".join(cost.kinds)
             whose = "torch's kernels and XLA's programs take" if explanation.torch_seconds else "XLA spends"
-            yield Advice(what, f"Of the time that {whose}, {cost.share:.0%} is spent on it, mostly on {kinds}.", cost.line)
+            yield Advice(action, f"Of the time that {whose}, {cost.share:.0%} is spent on it, mostly on {kinds}.", cost.line)
 
 
 def _tuning(explanation: Explanation) -> Iterator[Advice]:
@@ -172,22 +174,22 @@ def _tuning(explanation: Explanation) -> Iterator[Advice]:
     ]
     if unmeasured and explanation.xla_seconds and explanation.xla_seconds > 0.01 and not explanation.is_script:
         ops = ", ".join(sorted({choice.op for choice in unmeasured}))
-        why = f"{formatting.number(len(unmeasured), 'problem')} ({ops}) can be computed by other implementations than the expected one."
-        yield Advice('Measure the implementations on this machine: options={"tune": True}', why)
+        reason = f"{formatting.number(len(unmeasured), 'problem')} ({ops}) can be computed by other implementations than the expected one."
+        yield Advice('Measure the implementations on this machine: options={"tune": True}', reason)
 
 
 def _first_call(explanation: Explanation) -> Iterator[Advice]:
     compiled = explanation.phases.get("XLA's compiler", 0.0)
     if compiled > _LONG_COMPILE_SECONDS:
-        why = f"XLA's compiler took {formatting.seconds(compiled)} here. Later processes find programs in the cache directory."
-        yield Advice('If starting is slow: options={"compile": "background"} runs torch\'s kernels until XLA is done', why)
+        reason = f"XLA's compiler took {formatting.seconds(compiled)} here. Later processes find programs in the cache directory."
+        yield Advice('If starting is slow: options={"compile": "background"} runs torch\'s kernels until XLA is done', reason)
 
 
 def _steps(explanation: Explanation) -> Iterator[Advice]:
     for way in explanation.step_modes:
         if "eager" in way:
-            what = "Move effects out of the step (prints, .item(), files), so that it is recorded as one program"
-            yield Advice(what, f"{way}.")
+            action = "Move effects out of the step (prints, .item(), files), so that it is recorded as one program"
+            yield Advice(action, f"{way}.")
 
 
 _RULES: tuple[Rule, ...] = (

@@ -39,14 +39,14 @@ def _print(explanation: Explanation, console: Console) -> None:
     console.print(_table((), formatting.summary(explanation)))
     heading("What to do next")
     for index, item in enumerate(explanation.advice, 1):
-        write(f"{index}. {item.what}")
-        write(item.why + (f" [{item.line}]" if item.line is not None else ""), 5)
+        write(f"{index}. {item.action}")
+        write(item.reason + (f" [{item.line}]" if item.line is not None else ""), 5)
     if not explanation.advice:
         write("No advice: nothing was found that could be improved.")
     if explanation.costs:
         heading("The costliest lines, " + ("of all runs" if explanation.is_script else "of a later call"))
         rows = [
-            (f"{cost.share:.1%}", formatting.seconds(cost.seconds), str(cost.line), cost.line.source, ", ".join(cost.what))
+            (f"{cost.share:.1%}", formatting.seconds(cost.seconds), str(cost.line), cost.line.source, ", ".join(cost.kinds))
             for cost in explanation.costs
         ]
         console.print(_table(("share", "time", "line", "source", "mostly"), rows))

@@ -114,7 +114,7 @@ class _GraphEvents:
     def add_implementation(self, event: events.ImplementationChosen) -> None:
         """Adds a chosen implementation. An implementation that the user has forced is not measurable: measuring would change nothing."""
         is_measurable = event.is_measurable and self._forced.get(event.op) != event.implementation
-        self.implementations[event.op, event.problem, event.implementation, tuple(event.others)] = is_measurable
+        self.implementations[event.op, event.arguments, event.implementation, tuple(event.others)] = is_measurable
 
     def _engine(self) -> tuple[str, str]:
         """Returns the engine that runs the graph, and the reason."""
@@ -316,7 +316,7 @@ class Collector:
         self._profiler.count_run(event.executable)
 
     def _on_step_fell_back(self, event: events.StepFellBack, thread: _ThreadState) -> None:
-        self.step_fallbacks[event.step, event.mode, event.reason] += 1
+        self.step_fallbacks[event.subject, event.mode, event.reason] += 1
 
 
 def _compiled_program(program: _ProgramEvents) -> CompiledProgram:

@@ -291,13 +291,13 @@ class Cost:
         line: the line.
         seconds: the time in one call: processor seconds of XLA, wall-clock seconds of torch's kernels.
         share: the fraction of the time of all lines, 0 to 1.
-        what: the kinds of the line's costliest HLO instructions, at most three, the costliest first.
+        kinds: the kinds of the line's costliest HLO instructions, at most three, the costliest first.
     """
 
     line: Line
     seconds: float
     share: float
-    what: tuple[str, ...]
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -305,13 +305,13 @@ class Advice:
     """A recommendation.
 
     Attributes:
-        what: the recommended action.
-        why: the reason.
+        action: the recommended action.
+        reason: the reason for it.
         line: the line of the user's code, or None.
     """
 
-    what: str
-    why: str
+    action: str
+    reason: str
     line: Line | None = None
 
 
@@ -329,7 +329,7 @@ class Explanation:
         later_seconds: the median duration of later calls; None without a later call.
         xla_seconds: the time of XLA's programs in the median later call, or in the whole script.
         costs: the costs by line, the costliest first, ten at most.
-        unplaced: the fraction of the measured time without a known line; None if nothing was measured.
+        unplaced_share: the fraction of the measured time without a known line; None if nothing was measured.
         step_modes: sentences about the steps that did not run as one program: the mode in which each ran, and the reason.
         notes: remarks about the measurements.
         versions: the versions of dynaxla, torch, jax and Python, and the device.
@@ -348,7 +348,7 @@ class Explanation:
     later_seconds: float | None
     xla_seconds: float | None
     costs: tuple[Cost, ...]
-    unplaced: float | None
+    unplaced_share: float | None
     step_modes: tuple[str, ...]
     notes: tuple[str, ...]
     versions: str

@@ -111,7 +111,7 @@ def tensors(items: Sequence[Tensor]) -> str:
 
 def unplaced_sentence(explanation: Explanation) -> str:
     """Returns the note under the table of the costliest lines: the share of the time without a line, and the clocks."""
-    unplaced = f"{explanation.unplaced:.1%} of this time cannot be attributed to a line of your code. XLA measures processor time"
+    unplaced = f"{explanation.unplaced_share:.1%} of this time cannot be attributed to a line of your code. XLA measures processor time"
     return unplaced + (f"; for {BY_TORCH}, the time is wall-clock time." if explanation.torch_seconds else ".")
 
 

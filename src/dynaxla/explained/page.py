@@ -79,7 +79,7 @@ def _sections(explanation: Explanation) -> Iterable[str]:
 def _advice(explanation: Explanation) -> str:
     if not explanation.advice:
         return _paragraph("No advice: nothing was found that could be improved.")
-    items = (f"<li><strong>{_text(item.what)}</strong>{_paragraph(item.why)}{_line(item.line)}</li>" for item in explanation.advice)
+    items = (f"<li><strong>{_text(item.action)}</strong>{_paragraph(item.reason)}{_line(item.line)}</li>" for item in explanation.advice)
     return f'<ol class="advice">{"".join(items)}</ol>'
 
 
@@ -88,7 +88,7 @@ def _lines(explanation: Explanation) -> str:
         return ""
     bars = {str(cost.line): cost.seconds for cost in explanation.costs}
     rows = [
-        (f"{cost.share:.1%}", formatting.seconds(cost.seconds), _line_cell(cost.line), ", ".join(cost.what)) for cost in explanation.costs
+        (f"{cost.share:.1%}", formatting.seconds(cost.seconds), _line_cell(cost.line), ", ".join(cost.kinds)) for cost in explanation.costs
     ]
     rest = formatting.unplaced_sentence(explanation)
     return _bars("The costliest lines", bars) + _table(("share", "time", "line", "mostly"), rows, numbers=2) + _paragraph(rest, "dim")

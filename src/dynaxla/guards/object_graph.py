@@ -41,7 +41,7 @@ class ObjectGraph:
         sharing: the result of `sharing_now` at the walk.
         gradients: paths of tensors that are gradients of other tensors.
         parts: for each immutable object with parts (a bound method, partial or slice), by path: its parts by name.
-        contents: NumPy and Python arrays, bytearrays and memoryviews, each with its contents at the walk, by path.
+        buffers_at_walk: NumPy and Python arrays, bytearrays and memoryviews, each with its contents at the walk, by path.
         weak_references: weak references, each with its referent, by path.
         empty_attribute_dicts: the attribute dicts of tensors, if they were empty at the walk.
         derived_containers: read-only views of dicts, and settings of loggers, by path. Their entries are read anew for each comparison.
@@ -64,7 +64,7 @@ class ObjectGraph:
     sharing: list[tuple[int, int]] = field(default_factory=list)
     gradients: set[str] = field(default_factory=set)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    contents: dict[str, tuple[Any, BufferContents]] = field(default_factory=dict)
+    buffers_at_walk: dict[str, tuple[Any, BufferContents]] = field(default_factory=dict)
     weak_references: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     empty_attribute_dicts: list[dict[str, Any]] = field(default_factory=list)
     derived_containers: dict[str, Container] = field(default_factory=dict)
@@ -92,8 +92,8 @@ class ObjectGraph:
 
     def input_at(self, path: str) -> torch.Tensor:
         """Returns the tensor at a path, or a tensor that shares the memory of the array there."""
-        if path in self.contents:
-            return tensor_of(self.contents[path][0])
+        if path in self.buffers_at_walk:
+            return tensor_of(self.buffers_at_walk[path][0])
         return self.tensors[path] if path in self.tensors or self.base is None else self.base.input_at(path)
 
     def number_at(self, place: Place) -> Any:
@@ -105,12 +105,12 @@ class ObjectGraph:
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """NumPy arrays by path."""
-        return {path: value for path, (value, _) in self.contents.items() if isinstance(value, np.ndarray)}
+        return {path: value for path, (value, _) in self.buffers_at_walk.items() if isinstance(value, np.ndarray)}
 
     @property
     def buffer_objects(self) -> dict[str, Any]:
         """Arrays and other objects with values that Python can read and write without torch, by path."""
-        return {path: value for path, (value, _) in self.contents.items()}
+        return {path: value for path, (value, _) in self.buffers_at_walk.items()}
 
     def unreached(self, executed: ExecutedCode) -> list[types.CodeType]:
         """Returns the untrusted code that has run, but belongs to no function of this graph or of its base."""
@@ -157,7 +157,7 @@ class ObjectGraph:
 
     def restore_values(self, skipped: Collection[str]) -> list[str]:
         """Restores the values of arrays, except for arrays at the paths `skipped`. Returns: the paths of the arrays that had changed."""
-        return [path for path, (value, values) in self.contents.items() if path not in skipped and restore_contents(value, values)]
+        return [path for path, (value, values) in self.buffers_at_walk.items() if path not in skipped and restore_contents(value, values)]
 
     def release_gradients(self, paths: Iterable[str], keep: Collection[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
         """Releases gradients that are about to be replaced, so that their memory is free before the program runs.
@@ -304,7 +304,7 @@ class ObjectGraph:
             ]
         for path, parts in self.parts.items():
             found[f"{path} parts"] = [(name, self._fact(value)) for name, value in parts.items()]
-        for path, (_, values) in self.contents.items():
+        for path, (_, values) in self.buffers_at_walk.items():
             found[f"values {path}"] = values.metadata if path in arrays else values
         storages = self.base._storages() if self.base is not None and self.tensors else {}
         for path, tensor in self.tensors.items():

@@ -231,7 +231,7 @@ class Visitor:
             if values is None:
                 self._graph.incomparable[path] = type(value).__qualname__
             else:
-                self._graph.contents[path] = value, values
+                self._graph.buffers_at_walk[path] = value, values
             if type(value) not in BUFFER_TYPES:
                 yield from self._state(path, value)
         elif isinstance(value, weakref.ref):

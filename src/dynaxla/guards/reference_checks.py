@@ -141,11 +141,11 @@ class ReferenceChecks:
             and all(container.is_unchanged(input_keys) for container, input_keys in self._always)
             and self._are_tensors_unchanged()
             and all(reference() is target for reference, target in self._graph.weak_references.values())
-            and all(map(self._has_values, self._graph.contents))
+            and all(map(self._has_values, self._graph.buffers_at_walk))
         )
 
     def _has_values(self, path: str) -> bool:
-        value, values = self._graph.contents[path]
+        value, values = self._graph.buffers_at_walk[path]
         if path in self.arrays:
             return buffer_contents(value, with_data=False) == BufferContents(values.metadata, b"")
         return values.data is not None and buffer_contents(value) == values

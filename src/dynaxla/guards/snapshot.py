@@ -151,8 +151,8 @@ class FunctionGuards:
     """Guards on all state that one function can read. The guards widen when the function runs new code.
 
     The inputs of a recording are learning rates, Python numbers that have changed between two calls, and NumPy arrays that can be tensors.
-    Inputs are not guarded by value. A number that has not changed yet is guarded by value, as a constant of the program. `compare_numbers`
-    and `compare_values` remove numbers and arrays from the inputs, so that they are guarded by value, too.
+    Inputs are not guarded by value. A number that has not changed yet is guarded by value, as a constant of the program.
+    `guard_numbers_by_value` and `guard_arrays_by_value` remove numbers and arrays from the inputs, so that they are guarded by value, too.
 
     Args:
         function: the function.
@@ -182,7 +182,7 @@ class FunctionGuards:
         self._may_check_classes = False
 
     @property
-    def have_seen_a_call(self) -> bool:
+    def has_run(self) -> bool:
         """True if the function has run, so that the state that it can read is known."""
         return self._executed_names is not None
 
@@ -199,11 +199,11 @@ class FunctionGuards:
         key = self._key_of(graph, self.numbers(graph), self.arrays(graph))
         return self._snapshot(graph, key, self._graph({"args": list(args), "kwargs": dict(kwargs)}, graph))
 
-    def take_everything(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
+    def walk_everything(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
         """Returns all objects that a call could reach with any code."""
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, None, _MAX_VALUES)
 
-    def take_reached(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
+    def walk_executed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
         """Returns all objects that the function can reach through names in the code that has run so far."""
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._executed_names)
 
@@ -268,12 +268,12 @@ class FunctionGuards:
         """Makes the next snapshot walk the surroundings again, e.g. because numbers of parameter groups may have changed."""
         self._last = None
 
-    def compare_numbers(self, places: Collection[Place]) -> None:
+    def guard_numbers_by_value(self, places: Collection[Place]) -> None:
         """Guards the numbers at these places by value from now on."""
         self._compared_numbers.update(places)
         self._last = None
 
-    def compare_values(self, paths: Collection[str]) -> None:
+    def guard_arrays_by_value(self, paths: Collection[str]) -> None:
         """Guards the arrays at these paths by value from now on."""
         self._compared_values.update(paths)
 
@@ -312,7 +312,7 @@ class FunctionGuards:
 
     def arrays(self, graph: ObjectGraph) -> frozenset[str]:
         """Returns the paths of arrays whose values may change without a new key."""
-        return frozenset() if self._may_read_unnoticed or not graph.contents else inputs_of(graph.arrays, self._compared_values)
+        return frozenset() if self._may_read_unnoticed or not graph.buffers_at_walk else inputs_of(graph.arrays, self._compared_values)
 
     def _graph(self, roots: Mapping[str, Any], base: ObjectGraph | None = None) -> ObjectGraph:
         """Returns the objects that the roots reach. Raises: CaptureError for an object that code may read and that cannot be compared."""
@@ -323,9 +323,9 @@ class FunctionGuards:
             raise CaptureError(
                 f"the step reads {path}, a {kind}, and dynaxla cannot check whether it has changed since the last call", hint=hint
             )
-        if self._executed_names is not None and graph.contents:
+        if self._executed_names is not None and graph.buffers_at_walk:
             inputs = self.arrays(graph)
-            if large := [path for path, (_, values) in graph.contents.items() if values.data is None and path not in inputs]:
+            if large := [path for path, (_, values) in graph.buffers_at_walk.items() if values.data is None and path not in inputs]:
                 hint = "pass the part that the step needs as an argument"
                 raise CaptureError(f"the step reads {large[0]}, an array that is too large to compare at every call", hint=hint)
         return graph

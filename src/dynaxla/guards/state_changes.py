@@ -16,7 +16,7 @@ from .object_walker import walk
 _MAX_CAPTURED = 64
 
 # Identifies a tensor's values: the id of its storage, and torch's version counter (None for an inference tensor, which has none).
-State = tuple[int, int | None]
+TensorVersion = tuple[int, int | None]
 
 
 class StateChangeDetector:
@@ -35,22 +35,22 @@ class StateChangeDetector:
         self._ignored_ids = {id(tensor) for tensor in ignored}
         self._graph: ObjectGraph | None = None
         self._tensors: list[torch.Tensor] = []
-        self._states: list[State] = []
+        self._versions: list[TensorVersion] = []
         self._stamp = 0
         self.captured: LeastRecentlyUsed[Any] = LeastRecentlyUsed(_MAX_CAPTURED)
 
     def stamp(self) -> int:
         """Returns a number, which is larger than at the last call if an object has changed. Without a change there is no new walk."""
         with capture_lock.exclusive():
-            if self._graph is None or list(map(state_of, self._tensors)) != self._states or not self._graph.is_unchanged():
+            if self._graph is None or list(map(version_of, self._tensors)) != self._versions or not self._graph.is_unchanged():
                 self._graph = walk(self._roots)
                 self._tensors = [tensor for tensor in self._graph.tensors.values() if id(tensor) not in self._ignored_ids]
-                self._states = list(map(state_of, self._tensors))
+                self._versions = list(map(version_of, self._tensors))
                 self._stamp += 1
                 self.captured = LeastRecentlyUsed(_MAX_CAPTURED)
             return self._stamp
 
 
-def state_of(tensor: torch.Tensor) -> State:
+def version_of(tensor: torch.Tensor) -> TensorVersion:
     """Returns a value that changes when the tensor is written to, or gets other memory."""
     return storage_of(tensor), None if tensor.is_inference() else tensor._version

@@ -21,7 +21,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ..artifact.xla_options import jit
+from ..artifact.xla_options import jit_with_cpu_options
 from ..errors import DynaxlaError
 from ..lowering import dtypes, lowers
 from ..lowering.registry import registry
@@ -73,7 +73,7 @@ class JaxCall:
     @functools.cached_property
     def compiled(self) -> Callable[..., list[jax.Array]]:
         """The function, compiled by XLA. Only for calls from `traced_call`, whose function never changes."""
-        return jit(self.function)
+        return jit_with_cpu_options(self.function)
 
     def backward(self, wanted: tuple[int, ...], count: int) -> JaxCall:
         """Returns the call of the backward pass.

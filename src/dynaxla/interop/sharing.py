@@ -112,5 +112,5 @@ def _tensor_on_jax(array: Any, device: torch.device | str | None, reason: str) -
     """
     if device is not None and str(device).partition(":")[0] != storages.NAME:
         raise UnsupportedTensor(f"{reason}, so it cannot become a tensor on {device}", hint='leave the device out, or give "jax"')
-    target = torch.device(device) if device is not None and devices.holds_arrays(storages.NAME) else None
+    target = torch.device(device) if device is not None and devices.is_registered(storages.NAME) else None
     return tensor_of(not_differentiable(array) if is_tracer(array) and dtypes.is_inexact(array.dtype) else array, target)

@@ -29,7 +29,7 @@ from .. import user_frames
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..errors import CaptureError, DynaxlaError
-from ..guards.state_changes import state_of
+from ..guards.state_changes import version_of
 from ..lowering import dtypes
 from ..lowering.eager import PORTABLE
 from ..lowering.function import Function, Results
@@ -95,7 +95,7 @@ class TorchCall(WideCall):
             graph = self._graph([False] * len(operands))
             program = Function.portable(graph)
         self._code = _code(graph)
-        self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
+        self._constants = [(tensor, version_of(tensor)) for tensor in _constants(graph)]
         self.draws_random = program.draws_random
         self.drawing_line = next((user_line(node) for node in _nodes(graph) if draws_random(node)), "")
         placeholders, results = graph.graph.find_nodes(op="placeholder"), graph.graph.output_node().args[0]
@@ -110,7 +110,7 @@ class TorchCall(WideCall):
 
     def is_current(self) -> bool:
         """True if nobody has written to the tensors that are constants of the graph."""
-        return all(state_of(tensor) == state for tensor, state in self._constants)
+        return all(version_of(tensor) == version for tensor, version in self._constants)
 
     def _check_unchanged(self) -> None:
         """Checks, before the derivative is traced, that a new trace of the function would give the same graph and constants.

@@ -138,7 +138,7 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
         UnsupportedTensor: The device "jax" is not enabled, torch has no such dtype, or the array is on several devices or not on `device`.
     """
     dtype = torch_dtype(array.dtype, "the array")
-    if not devices.holds_arrays(storages.NAME):
+    if not devices.is_registered(storages.NAME):
         raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.device.enable() first")
     device = device or torch.device(storages.NAME)
     if is_tracer(array):

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from ..artifact.manifest import NARROW_DTYPES
-from ..artifact.xla_options import jit
+from ..artifact.xla_options import jit_with_cpu_options
 from ..lowering import dtypes
 from ..runtime import private
 from ..runtime.cache import LeastRecentlyUsed
@@ -264,7 +264,7 @@ def _lower(ctx: Any, *operands: Any, call: WideCall, num_fixed: int, jaxpr: Clos
 
 @functools.lru_cache(maxsize=256)
 def _compiled(jaxpr: ClosedJaxpr) -> Callable[..., list[Array]]:
-    return jit(jaxpr_as_fun(jaxpr))
+    return jit_with_cpu_options(jaxpr_as_fun(jaxpr))
 
 
 def _run(*operands: Any, call: WideCall, num_fixed: int, jaxpr: ClosedJaxpr) -> list[Array]:

@@ -36,7 +36,7 @@ class Context:
         checks: The conditions that the program verifies while it runs.
         fused_results: The results of nodes that were computed together with an earlier node.
         kernels: For each torch kernel that the program calls, the node's name and the arguments that are not tensors.
-        agreement: The torch collectives that the program calls, in order. Before its first run, the processes compare their lists.
+        collectives: The torch collectives that the program calls, in order. Before its first run, the processes compare their lists.
         participants: The processes over which XLA's own collectives run; None if torch's collectives are called.
         effect_token: uint8[1]; orders effects: the next kernel with a side effect, or the next collective, reads this token.
         replicated: On a mesh of devices, the sharding of a value that is replicated on all of them; otherwise None.
@@ -70,7 +70,7 @@ class Context:
         self.max, self.min = max_and_min_functions(reorders)
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
-        self.agreement = ProgramCollectives()
+        self.collectives = ProgramCollectives()
         self.replicated = replicated
         self.participants = participants
         self._symbols = symbols or SymbolValues()

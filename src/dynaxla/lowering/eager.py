@@ -16,7 +16,7 @@ class EagerBehavior:
 
     Attributes:
         refuses_zero_divisors: If True, an integer division by zero raises; if False, its result is an arbitrary number.
-        divides_exactly: If True, lowerings prevent two rewrites of XLA, since eager mode performs neither: a division of several elements
+        prevents_merging: If True, lowerings prevent two rewrites of XLA, since eager mode performs neither: a division of several elements
             by one number becomes a product with the reciprocal, and successive divisions, sums or products are merged into one.
         fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product: "none" or "tanh".
         widens_small_scales: If True, quantization replaces a very small scale by a larger one.
@@ -31,7 +31,7 @@ class EagerBehavior:
     """
 
     refuses_zero_divisors: bool = False
-    divides_exactly: bool = False
+    prevents_merging: bool = False
     fused_gelu: str = "tanh"  # cuBLAS has no exact GELU
     widens_small_scales: bool = False
     casts_like_x86: bool = False
@@ -43,7 +43,7 @@ class EagerBehavior:
 _ACCELERATOR = EagerBehavior()
 _CPU = EagerBehavior(
     refuses_zero_divisors=True,
-    divides_exactly=True,
+    prevents_merging=True,
     fused_gelu="none",
     widens_small_scales=True,
     centers_first=False,
@@ -53,7 +53,7 @@ _CPU = EagerBehavior(
 )
 # As on the CPU, but independent of this machine's processor. Quotients may differ from eager mode in the last bit: the barrier that makes
 # divisions exact (`ops/division.py`) costs time, and is left out.
-_PORTABLE = replace(_CPU, divides_exactly=False, casts_like_x86=False)
+_PORTABLE = replace(_CPU, prevents_merging=False, casts_like_x86=False)
 
 
 def eager_behavior_on(platform: str) -> EagerBehavior:

@@ -15,7 +15,7 @@ from .dimensions import Sizes
 from .dtypes import DType
 
 # Lowerings emit an operation for each element of a window if a window has at most this many elements.
-MOST_TAPS = 36
+MAX_UNROLLED_WINDOW = 36
 
 
 @dataclass(frozen=True)

@@ -60,15 +60,15 @@ class OperandRoles:
     Attributes:
         contracting: The dimensions that are summed.
         batch: The batch dimensions, which both operands have.
-        second_position: The position, among the op's arguments, of the product's other operand (the "second" operand, whatever its
-            position), or of an argument with the same sizes in `second_dims`.
-        second_dims: The dimensions of the second operand that are not summed, batch dimensions included.
+        other_position: The position, among the op's arguments, of the product's other operand, or of an argument with the
+            same sizes in `other_dims`.
+        other_dims: The dimensions of the other operand that are not summed, batch dimensions included.
     """
 
     contracting: tuple[int, ...]
     batch: tuple[int, ...]
-    second_position: int
-    second_dims: tuple[int, ...]
+    other_position: int
+    other_dims: tuple[int, ...]
 
 
 _ATTENTION = {1: OperandRoles((3,), (0, 1), 0, (0, 1, 2)), 2: OperandRoles((2,), (0, 1), 0, (0, 1, 2))}
@@ -93,7 +93,7 @@ class UpdatedOperand:
         dims: The updated dimensions, in which each slice has one index.
         dtype: The tensor's dtype.
         roles: The roles of the operand's dimensions.
-        rows: The number of vectors of the second operand with which each vector of the tensor is multiplied. In attention, the number of
+        rows: The number of vectors of the other operand with which each vector of the tensor is multiplied. In attention, the number of
             query rows for each key head.
     """
 
@@ -111,12 +111,12 @@ class UpdatedOperand:
         return tuple(size for sizes in self.parts for size in sizes)
 
     @property
-    def capacity(self) -> int:
+    def slice_count(self) -> int:
         """The number of slices of the whole tensor."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
     @property
-    def count(self) -> int:
+    def new_slice_count(self) -> int:
         """The number of new slices in all updates."""
         return sum(update.count for update in self.updates)
 
@@ -198,8 +198,8 @@ def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOpe
     Returns None if the product cannot be computed from the old tensor and the slices.
     """
     roles = PRODUCTS.get(product.target, {}).get(position)
-    node, second = product.args[position], product.args[roles.second_position] if roles is not None else None
-    if roles is None or not isinstance(node, Node) or not isinstance(second, Node):
+    node, other = product.args[position], product.args[roles.other_position] if roles is not None else None
+    if roles is None or not isinstance(node, Node) or not isinstance(other, Node):
         return None
     views: list[Node] = []
     while node.target in _VIEWS and isinstance(node.args[0], Node):
@@ -209,7 +209,7 @@ def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOpe
     if update is None:
         return None
     spec: TensorSpec = ctx.spec(node)
-    if 0 in ctx.spec(second).shape or any(0 in ctx.spec(view).shape for view in views):
+    if 0 in ctx.spec(other).shape or any(0 in ctx.spec(view).shape for view in views):
         return None
     parts = _split(spec.shape, [ctx.spec(view).shape for view in takewhile(lambda view: view.target in _RESHAPES, views)])
     shape = [size for sizes in parts for size in sizes]
@@ -219,7 +219,7 @@ def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOpe
     if factors is None or not _is_computable(factors, roles, dims):
         return None
     repeated = math.prod(size for factor in factors for origin, size in factor if origin is None)
-    vectors = math.prod(ctx.spec(second).shape[dim] for dim in roles.second_dims)
+    vectors = math.prod(ctx.spec(other).shape[dim] for dim in roles.other_dims)
     rows = vectors // math.prod(size for dim in roles.batch for _, size in factors[dim]) * repeated
     return UpdatedOperand((update,), parts, factors, dims, spec.dtype, roles, rows)
 

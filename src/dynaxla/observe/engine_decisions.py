@@ -27,7 +27,7 @@ class Verdict:
         why: The reason for the choice.
         seconds: By engine, for those that were timed, the time of a call. In training, it includes the backward pass.
         left_out: By engine, for those that were left out, the reason.
-        kept: True if an earlier process made the measurement, which the cache directory has kept.
+        is_stored: True if an earlier process made the measurement, and stored it in the cache directory.
     """
 
     graph: str
@@ -37,7 +37,7 @@ class Verdict:
     why: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    kept: bool = False
+    is_stored: bool = False
 
     def __str__(self) -> str:
         sizes = f" for sizes up to {list(self.sizes)}" if self.sizes else ""

@@ -105,14 +105,14 @@ class ImplementationChosen(NamedTuple):
 
     Attributes:
         op: The op.
-        problem: The op's shapes and arguments, as readable text.
+        arguments: The op's shapes and arguments, as readable text.
         implementation: The name of the chosen implementation.
         others: The names of the other implementations that support these shapes and arguments.
         is_measurable: True if the option `tune` measures these implementations.
     """
 
     op: str
-    problem: str
+    arguments: str
     implementation: str
     others: Sequence[str]
     is_measurable: bool
@@ -178,12 +178,12 @@ class StepFellBack(NamedTuple):
     """A step does not run as one program, or XLA does not partition a graph under the option distributed="spmd".
 
     Attributes:
-        step: The name of the step or graph.
+        subject: The name of the step or graph.
         mode: The way in which it runs instead, such as "in eager mode".
         reason: The reason.
     """
 
-    step: str
+    subject: str
     mode: str
     reason: str
 

@@ -99,7 +99,7 @@ def _count_runs() -> None:
     _counts["calls"] += len(runs)
     for when, seconds, is_first in runs:
         if not is_first:
-            _counts["found_compiled"] += 1
+            _counts["later_runs"] += 1
         _add_sample("execute", seconds, when)
 
 
@@ -126,13 +126,13 @@ def snapshot() -> dict[str, int]:
     graphs: ATen graphs received.
     capture, trace, lower, compile, tune: runs of each phase.
     loads: compilations replaced by a load from the cache directory.
-    kept_graphs: graphs that an earlier process had traced and stored in the cache directory.
+    graphs_from_cache: graphs that an earlier process had traced and stored in the cache directory.
     recalls: programs that were not traced and lowered, because an earlier process, or this one, had done so.
     lookup: look-ups of executables by the program's hash (dynaxla_retrace), or by recorded ops (lazy mode).
     evictions: entries dropped from full caches in memory: executables, and facts that calls look up.
     calls: runs of compiled programs of graphs.
     execute: runs of programs.
-    found_compiled: calls, and runs of recorded ops on the device "jax", of programs that had run before.
+    later_runs: calls, and runs of recorded ops on the device "jax", of programs that had run before.
     imports: tensors passed to XLA without a copy, for one call.
     aliases: arrays created on a tensor's memory without a copy, and kept for later calls. (Their use in later calls is not counted.)
     input_copies: copies of tensors whose memory XLA could not read as it was.
@@ -233,7 +233,7 @@ def _counters() -> dict[str, int]:
     with _locked_counts():
         found = Counter({name: count for name, count in _counts.items() if name not in _METRICS.values()})
         found["UncachedCompile"] = _counts["compile"] - _counts["loads"]
-        found["CachedCompile"] = _counts["found_compiled"]
+        found["CachedCompile"] = _counts["later_runs"]
     for op, counts in coverage.snapshot().items():
         space, _, name = op.partition(".")
         found[f"{space}::{name.partition('.')[0]}"] += counts["fallback"]

@@ -220,12 +220,12 @@ def call_eagerly(collective: Collective, start: Callable[[Any], Any], waits_on_h
     if not waits_on_host:
         channel.post_next(collective)
     key = dataclasses.replace(collective, where="")
-    agreement = channel.eager.get(key)
-    if agreement is None:
-        agreement = ProgramCollectives()
-        agreement.add(collective)
-        channel.eager.put(key, agreement)
-    agreement.run(0, start, waits_on_host)
+    collectives = channel.eager.get(key)
+    if collectives is None:
+        collectives = ProgramCollectives()
+        collectives.add(collective)
+        channel.eager.put(key, collectives)
+    collectives.run(0, start, waits_on_host)
 
 
 def _answer(channel: _Channel, upcoming: Sequence[Collective]) -> None:

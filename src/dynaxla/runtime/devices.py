@@ -31,8 +31,11 @@ def is_in_xla(device: torch.device) -> bool:
     return device.type in _array_devices
 
 
-def holds_arrays(device_type: str) -> bool:
-    """True if tensors on this torch device type are JAX arrays."""
+def is_registered(device_type: str) -> bool:
+    """True if `register` was called for this torch device type.
+
+    Takes the name of the type, unlike `is_in_xla`, because `torch.device` raises for "jax" until the device is enabled.
+    """
     return device_type in _array_devices
 
 

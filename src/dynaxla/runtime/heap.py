@@ -21,7 +21,7 @@ from typing import Any
 
 # In bytes. glibc's settings are changed if a program's temporaries and results need more than this. glibc's own thresholds for returning
 # memory start at 128 KiB, and adapt only to the size of single freed blocks.
-LARGE = 256 << 10
+LARGE_BYTES = 256 << 10
 # Parameters of mallopt, and the largest value of an int. Source: mallopt(3).
 _M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _INT_MAX = 1, -1, -3, 2**31 - 1
 

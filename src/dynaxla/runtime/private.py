@@ -396,7 +396,7 @@ def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int
 write_storage: Callable[..., None] = _require("torch.UntypedStorage._write_file")
 read_storage: Callable[..., torch.UntypedStorage] = _require("torch.UntypedStorage._set_from_file")
 # Returns an id of a storage, unique among live storages. (`storage_id` takes a tensor instead.)
-identity_of: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+id_of_storage: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 
 
 def storage_uses(storage: torch.UntypedStorage) -> int:

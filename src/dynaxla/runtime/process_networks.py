@@ -73,7 +73,7 @@ class Participants:
     Attributes:
         ranks: torch's ranks of all participants, by index.
         cliques: For each process group's name, the indices of its ranks, in the group's order.
-        agreement: The collectives of the program's latest trace, which the processes compare.
+        collectives: The collectives of the program's latest trace, which the processes compare.
         calls: The names of the HLO collectives that the latest trace has emitted, in order.
         keeps_collectives: True to give the program an effect that depends on its last collective, so that XLA does not remove collectives
             whose results are unused.
@@ -83,7 +83,7 @@ class Participants:
     ranks: tuple[int, ...]
     cliques: Mapping[str, tuple[int, ...]]
     _group: Any
-    agreement: ProgramCollectives = field(default_factory=ProgramCollectives)
+    collectives: ProgramCollectives = field(default_factory=ProgramCollectives)
     calls: list[str] = field(default_factory=list)
     keeps_collectives: bool = False
     extra_cliques: frozenset[frozenset[int]] = frozenset()
@@ -104,7 +104,7 @@ class Participants:
 
     def begin(self) -> None:
         """Forgets the collectives of the latest trace, before a new one."""
-        self.agreement = ProgramCollectives()
+        self.collectives = ProgramCollectives()
         self.calls.clear()
 
     def replica_groups(self, name: str, *, evenly: bool) -> tuple[tuple[int, ...], ...] | None:
@@ -132,7 +132,7 @@ class Participants:
 
         Raises: CollectiveMismatch; CollectiveFailed.
         """
-        self.agreement.agree_now()
+        self.collectives.agree_now()
         networks = _networks.setdefault(self._group, [])
         for network in networks:
             if network.cliques.issuperset(self.cliques.values()) and network.extra_cliques >= self.extra_cliques:

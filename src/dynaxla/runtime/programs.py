@@ -142,7 +142,7 @@ def compile_parts(
 def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
     """Returns the program of an executable that one of dynaxla's own clients has compiled or loaded."""
     memory = executable.get_compiled_memory_stats()
-    is_large = keep_heap and memory.temp_size_in_bytes + memory.output_size_in_bytes > heap.LARGE
+    is_large = keep_heap and memory.temp_size_in_bytes + memory.output_size_in_bytes > heap.LARGE_BYTES
     if is_large:
         heap.keep_freed_memory()
 

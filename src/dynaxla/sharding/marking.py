@@ -45,11 +45,11 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     mesh = Mesh.of(mesh)
     axes = _axes_of_spec(tensor, mesh, spec)
     if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor):
-        return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
+        return sharding_constraints.SHARDING_CONSTRAINT(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_on_device(tensor)
     storage = tensor.untyped_storage()
     if isinstance(storages.content_of(storage), storages.StorageContent) or storages.any_traced_tensor([tensor]):
-        return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
+        return sharding_constraints.SHARDING_CONSTRAINT(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     view = StridedView.of(tensor)
     if tensor.numel() and not view.fills(storage.nbytes()):
         raise UnsupportedTensor(

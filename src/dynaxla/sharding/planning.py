@@ -63,7 +63,7 @@ class PlacementTrial:
     infinite.
 
     Attributes:
-        what: A description of the placement. "3, but ..." means the placement of the third trial with one change.
+        description: A description of the placement. "3, but ..." means the placement of the third trial with one change.
         memory: The bytes that the program needs on each device.
         seconds: The time by the cost model.
         flops: The operations of each device.
@@ -71,7 +71,7 @@ class PlacementTrial:
         collectives: The number of collectives of each device.
     """
 
-    what: str
+    description: str
     memory: int
     seconds: float = math.inf
     flops: float = 0.0
@@ -90,7 +90,7 @@ class Plan:
         trial: The trial of this placement.
         collectives: The collectives of the program for this placement.
         memory: The memory of the program, in bytes.
-        tried: All trials, in order.
+        trials: All trials, in order.
     """
 
     mesh: Mesh
@@ -99,7 +99,7 @@ class Plan:
     trial: PlacementTrial
     collectives: tuple[CollectiveTraffic, ...]
     memory: DeviceMemory
-    tried: tuple[PlacementTrial, ...]
+    trials: tuple[PlacementTrial, ...]
 
     def apply(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
         """Shards a model's parameters as planned, and optimizer state like the parameters. Buffers are replicated on each device.
@@ -124,11 +124,11 @@ class Plan:
         trials_table = table(
             "", "tried", "memory", "microseconds", "flops", "moved", "collectives", title=f"Placements on {self.mesh}, by device"
         )
-        for number, trial in enumerate(self.tried, 1):
+        for number, trial in enumerate(self.trials, 1):
             mark = f"{number} *" if trial is self.trial else str(number)
             time = f"{trial.seconds * 1e6:,.2f}" if math.isfinite(trial.seconds) else "not compiled"
             figures = (f"{trial.flops:,.0f}", f"{trial.moved:,}", str(trial.collectives)) if math.isfinite(trial.seconds) else ("", "", "")
-            trials_table.add_row(mark, trial.what, f"{trial.memory:,}", time, *figures)
+            trials_table.add_row(mark, trial.description, f"{trial.memory:,}", time, *figures)
         return text_of(trials_table)
 
 
@@ -281,15 +281,15 @@ class _PlacementSearch:
     def run(self) -> Plan:
         """Searches as `plan` describes. Raises: ArgumentError if no trial fits into memory."""
         starting_points = self._choices.starting_points()
-        for what, placement in sorted(starting_points.items(), key=lambda item: self._input_bytes(item[1])):
-            self._try(what, placement)
+        for description, placement in sorted(starting_points.items(), key=lambda item: self._input_bytes(item[1])):
+            self._try(description, placement)
         best = min(self._tried, key=self._score)
         is_better = True
         while is_better and self._compilation_count < self._max_compilations:
             is_better = False
             number = list(self._tried).index(best) + 1  # in the order of trials
-            for what, placement in self._untried_neighbors(best):
-                self._try(f"{number}, but {what}", placement)
+            for description, placement in self._untried_neighbors(best):
+                self._try(f"{number}, but {description}", placement)
                 if placement in self._tried and self._score(placement) < self._score(best):
                     best, is_better = placement, True
                     break
@@ -298,13 +298,13 @@ class _PlacementSearch:
         return self._plan(*self._best)
 
     def _untried_neighbors(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
-        for what, other in self._choices.neighbors(placement):
+        for description, other in self._choices.neighbors(placement):
             if self._compilation_count >= self._max_compilations:
                 return
             if other not in self._tried:
-                yield what, other
+                yield description, other
 
-    def _try(self, what: str, placement: Placement) -> None:
+    def _try(self, description: str, placement: Placement) -> None:
         """Compiles a placement, unless its inputs alone do not fit into memory, and stores its trial.
 
         Does nothing for a placement that was tried already, or if no compilations are left.
@@ -313,16 +313,18 @@ class _PlacementSearch:
             return
         input_bytes = self._input_bytes(placement)
         if self._memory is not None and input_bytes > self._memory:
-            trial, executable = PlacementTrial(what, input_bytes), None
+            trial, executable = PlacementTrial(description, input_bytes), None
         else:
             self._compilation_count += 1
-            trial, executable = self._compile(what, placement)
+            trial, executable = self._compile(description, placement)
         self._tried[placement] = trial
-        _log.info("plan: %d of %d: %s: %d bytes, %g s", self._compilation_count, self._max_compilations, what, trial.memory, trial.seconds)
+        _log.info(
+            "plan: %d of %d: %s: %d bytes, %g s", self._compilation_count, self._max_compilations, description, trial.memory, trial.seconds
+        )
         if executable is not None and not self._excess(trial) and min(self._tried, key=self._score) == placement:
             self._best = placement, executable
 
-    def _compile(self, what: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
+    def _compile(self, description: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
         """Compiles the step for a placement. Returns the trial, with the program's memory and cost, and the program."""
         program = self._recorded.program
         inputs = virtual_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
@@ -334,7 +336,7 @@ class _PlacementSearch:
         count = sum(item.count for item in collectives)
         costs = self._costs
         seconds = flops / costs.flops_per_second + moved / costs.bytes_per_second + count * costs.seconds_per_collective
-        return PlacementTrial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
+        return PlacementTrial(description, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
 
     def _bytes_sent(self, item: CollectiveTraffic) -> int:
         """Returns the bytes that a device sends: see `Costs`. A collective whose axes are not known counts as one over the whole mesh."""
@@ -383,7 +385,7 @@ class _PlacementSearch:
         needs = "needs" if math.isfinite(smallest.seconds) else "reads"
         return ArgumentError(
             f"none of {len(self._tried)} placements on {self._mesh} fits into {self._memory} bytes on each device: "
-            f"{smallest.what!r}, the smallest one, {needs} {smallest.memory} bytes",
+            f"{smallest.description!r}, the smallest one, {needs} {smallest.memory} bytes",
             hint="use more memory, more devices, a smaller batch, or more compilations",
         )
 
@@ -391,8 +393,8 @@ class _PlacementSearch:
         specs = {name: _spec(dims) for name, dims in self._dims_by_name(placement).items() if any(dims)}
         inputs = tuple(_spec(self._input_dims(tensor, placement)) for tensor in self._recorded.batch)
         collectives = tuple(traffic.collectives_of(executable))
-        tried = tuple(self._tried.values())
-        return Plan(self._mesh, specs, inputs, self._tried[placement], collectives, traffic.memory_of(executable), tried)
+        trials = tuple(self._tried.values())
+        return Plan(self._mesh, specs, inputs, self._tried[placement], collectives, traffic.memory_of(executable), trials)
 
 
 def _spec(dims: Dims) -> tuple[Any, ...]:

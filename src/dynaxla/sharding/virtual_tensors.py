@@ -23,7 +23,7 @@ Dims = tuple[tuple[str, ...], ...]
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Returns a number that identifies the storage of a tensor."""
-    return private.identity_of(tensor.untyped_storage())
+    return private.id_of_storage(tensor.untyped_storage())
 
 
 def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[Any]:

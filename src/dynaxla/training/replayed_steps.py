@@ -89,7 +89,7 @@ class StepPrograms:
     @property
     def has_run(self) -> bool:
         """True if the function has run, so that the state that it can read is known."""
-        return self._guards.have_seen_a_call
+        return self._guards.has_run
 
     def is_recordable(self, snapshot: Snapshot) -> bool:
         """True if a call in this state has run in eager mode, and has done nothing that a program would not do."""
@@ -190,9 +190,9 @@ class StepPrograms:
                 except TracedNumberInspected as error:
                     # Half of the attempts find numbers one by one. Then all changing numbers are guarded by value at once.
                     others = self._changing_numbers(snapshot) if attempt > _MAX_ATTEMPTS // 2 else ()
-                    self._guards.compare_numbers({*error.places, *others})
+                    self._guards.guard_numbers_by_value({*error.places, *others})
                 except ValuesRead as error:
-                    self._guards.compare_values(error.paths)
+                    self._guards.guard_arrays_by_value(error.paths)
                 except _GuardsWidened:
                     continue
                 except (CaptureError, Refused):
@@ -205,14 +205,14 @@ class StepPrograms:
                     numbers = self._changing_numbers(snapshot)
                     if not numbers:
                         raise
-                    self._guards.compare_numbers(numbers)
+                    self._guards.guard_numbers_by_value(numbers)
         raise CaptureError("the step runs different Python code in each recording")
 
     def _parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
         """Returns the modules of torch.distributed that the function can reach."""
         if not parallel_modules.in_process_group():
             return ParallelModules()
-        return ParallelModules.among(self._guards.take_reached(args, kwargs).objects.values())
+        return ParallelModules.among(self._guards.walk_executed(args, kwargs).objects.values())
 
     def run_first(self, program: _RecordedProgram, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
         """Puts the initial values of a program from `capture` into their places, and runs the program."""
@@ -322,7 +322,7 @@ class StepPrograms:
     def _record(self, snapshot: Snapshot, args: Any, kwargs: Any) -> Recording:
         """Records the function on fake tensors. Afterwards all state that the function has changed is restored."""
         # The snapshot is not enough to restore the state: the recording may run new code, which may change state outside the snapshot.
-        everything = self._guards.take_everything(args, kwargs)
+        everything = self._guards.walk_everything(args, kwargs)
         refuse_iterators(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
         modules.refuse()
@@ -339,7 +339,7 @@ class StepPrograms:
             snapshot.put(numbers)
             with compiling(), replaced_param_groups(groups.copies), modules.functional_collectives():
                 result = recorder.run(self._observed, snapshot.args, snapshot.kwargs)
-            if written := tracked.restore_values(include_unread=not self._guards.have_seen_a_call):
+            if written := tracked.restore_values(include_unread=not self._guards.has_run):
                 hint = "write to the array outside the step, or keep the numbers in a tensor"
                 raise CaptureError(f"the step writes to {written[0]} in Python, and a program cannot do that", hint=hint)
             tracked.check(recorder.written_arrays())
@@ -354,7 +354,7 @@ class StepPrograms:
             return Recording(recorder, result, changes, snapshot, metadata.requires_grad_changes())
         finally:
             recorder.traced_numbers.finish()
-            tracked.restore_values(include_unread=not self._guards.have_seen_a_call)
+            tracked.restore_values(include_unread=not self._guards.has_run)
             tracked.leave()
             snapshot.restore()
             everything.restore()

@@ -123,7 +123,7 @@ def check_increase_is_found() -> None:
     """Every third round keeps a Python object, an array without a tensor, or a tensor's memory."""
     kept: list[Any] = []
     for keep, field in (
-        (lambda loss: [None], "blocks"), (lambda loss: loss.untyped_storage()._dynaxla_array, "arrays"),
+        (lambda loss: [None], "blocks"), (lambda loss: loss.untyped_storage()._dynaxla_content, "arrays"),
         (lambda loss: bytearray(b"1") * (_KIBIBYTES << 10), "kibibytes"),
     ):  # fmt: skip
 

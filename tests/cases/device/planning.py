@@ -82,8 +82,8 @@ def check_tensor_parallelism_if_parameters_do_not_fit() -> None:
     assert found.specs == expected
     assert [(item.kind, item.axes, item.count) for item in found.collectives] == [("all-reduce", "all", 5)]
     assert found.trial.memory <= bytes_of(model)
-    assert found.trial in found.tried
-    assert all(trial.what[:20] in str(found) for trial in found.tried)
+    assert found.trial in found.trials
+    assert all(trial.description[:20] in str(found) for trial in found.trials)
     holds(found, model, step, args)
 
 
@@ -119,7 +119,7 @@ def check_plan_without_a_placement_that_fits() -> None:
         plan(step, *args, mesh=ROW, memory=3000)
     with pytest.raises(ArgumentError, match="compilations=0 allows no trial"):
         plan(step, *args, mesh=ROW, compilations=0)
-    needs = min(trial.memory for trial in plan(step, *args, mesh=ROW, memory=bytes_of(model)).tried)
+    needs = min(trial.memory for trial in plan(step, *args, mesh=ROW, memory=bytes_of(model)).trials)
     with pytest.raises(ArgumentError, match=r"the smallest one, needs"):
         plan(step, *args, mesh=ROW, memory=needs - 5000, compilations=3)
 
@@ -129,7 +129,7 @@ def check_unsuitable_functions_are_refused() -> None:
     other = nn.Linear(32, 32).to("jax")
     with pytest.raises(ArgumentError, match="2 modules with parameters"):
         plan(lambda x: other(model(x)), args[0], mesh=ROW)
-    assert plan(lambda x: other(model(x)), args[0], mesh=ROW, model=other, compilations=1).tried
+    assert plan(lambda x: other(model(x)), args[0], mesh=ROW, model=other, compilations=1).trials
     with pytest.raises(ArgumentError, match="on the device jax"):
         plan(lambda x: (x * 2, nn_on_cpu(x.new_zeros(8, 32, device="cpu"))), args[0], mesh=ROW)
     with pytest.raises(ArgumentError, match="part of another tensor"):

@@ -37,7 +37,7 @@ def check_a_gpt() -> None:
     found = plan(step, x, y, mesh=MESH, memory=90_000, costs=BYTES, compilations=16)
     assert found.trial.memory <= 90_000
     assert found.specs
-    assert sum(trial.seconds < float("inf") for trial in found.tried) <= 16
+    assert sum(trial.seconds < float("inf") for trial in found.trials) <= 16
     holds(found, model, step, (x, y))
 
 
@@ -72,7 +72,7 @@ def check_plan_for_a_sharded_model() -> None:
         step(*args)
     before: Any = [spec_of(parameter) for parameter in model.parameters()]
     found = plan(step, *args, mesh=MESH, memory=2 * bytes_of(model), costs=BYTES, compilations=16)
-    assert [trial.what for trial in found.tried] == [trial.what for trial in expected.tried]
+    assert [trial.description for trial in found.trials] == [trial.description for trial in expected.trials]
     assert (found.specs, found.inputs) == (expected.specs, expected.inputs)
     assert [spec_of(parameter) for parameter in model.parameters()] == before
     found.apply(model, optimizer)  # also shards the optimizer's state

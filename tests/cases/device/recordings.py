@@ -289,7 +289,7 @@ def check_number_of_programs_of_one_recording_is_bounded() -> None:
         return len(kept)
 
     counts = _counts(lambda: [keep(needed_bits) for needed_bits in (31, *range(31))])
-    assert counts["compile"] == lazy_programs._MAX_VARIANTS
+    assert counts["compile"] == lazy_programs._MAX_PROGRAMS_PER_KEY
     assert counts["execute"] == 32
 
 
@@ -368,7 +368,7 @@ def check_long_recordings_run() -> None:
             x = torch.zeros(2, device="jax")
             done = _counts(lambda: [x.add_(1) for _ in range(210)])
         assert done["execute"] == 4
-        assert done["found_compiled"] == 2
+        assert done["later_runs"] == 2
         assert x.tolist() == [210, 210]
     finally:
         lazy_mode.MAX_OPS = max_ops

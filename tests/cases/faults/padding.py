@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from dynaxla.engine.padded_calls import ValidRegion
 from dynaxla.lowering import registry
-from dynaxla.lowering.ops import masking
+from dynaxla.lowering.ops import valid_size_ops
 from dynaxla.passes.padding import padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
 from dynaxla.passes.padding.padding_rewrite import PaddingRewrite
 from dynaxla.passes.padding.valid_sizes import Extent
@@ -104,52 +104,50 @@ def maxima_are_filled_with_zero() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def means_are_over_rounded_sizes() -> AbstractContextManager[Any]:
-    def rounded(original: Any, lengths: Any, places: Sequence[int], times: int) -> Any:
-        return original(lax.add(lengths, lax.full_like(lengths, 1)), places, times)
+    def rounded(original: Any, sizes: Any, places: Sequence[int], times: int) -> Any:
+        return original(lax.add(sizes, lax.full_like(sizes, 1)), places, times)
 
-    return _lowered(masking.size_product, rounded)
+    return _lowered(valid_size_ops.size_product, rounded)
 
 
 @FAULTS.add
 def masks_are_longer_by_one() -> AbstractContextManager[Any]:
-    return _lowered(masking.masked, lambda original, x, lengths, *rest: original(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
+    return _lowered(valid_size_ops.masked, lambda original, x, sizes, *rest: original(x, lax.add(sizes, lax.full_like(sizes, 1)), *rest))
 
 
 @FAULTS.add
 def slices_start_at_rounded_positions() -> AbstractContextManager[Any]:
     return _lowered(
-        masking.slice_at, lambda original, x, lengths, *rest, **kw: original(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest, **kw)
+        valid_size_ops.slice_at, lambda original, x, sizes, *rest, **kw: original(x, lax.add(sizes, lax.full_like(sizes, 1)), *rest, **kw)
     )
 
 
 @FAULTS.add
 def rolls_and_flips_include_padding() -> AbstractContextManager[Any]:
     return _lowered(
-        masking.roll_or_flip, lambda original, x, lengths, *rest: original(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest)
+        valid_size_ops.roll_or_flip, lambda original, x, sizes, *rest: original(x, lax.add(sizes, lax.full_like(sizes, 1)), *rest)
     )
 
 
 @FAULTS.add
 def last_element_is_not_repeated() -> AbstractContextManager[Any]:
-    return _lowered(masking.repeat_last, lambda original, x, *rest: lax.select(lax.full(x.shape, True), x, x))
+    return _lowered(valid_size_ops.repeat_last, lambda original, x, *rest: lax.select(lax.full(x.shape, True), x, x))
 
 
 @FAULTS.add
 def slices_are_written_with_their_padding() -> AbstractContextManager[Any]:
-    def whole(
-        original: Any, x: Any, added: Any, lengths: Any, dim: int, length_index: int, start: int, count_index: int, count: int
-    ) -> Any:
-        return original(x, added, lengths, dim, length_index, start, -1, added.shape[dim])
+    def whole(original: Any, x: Any, added: Any, sizes: Any, dim: int, size_index: int, start: int, count_index: int, count: int) -> Any:
+        return original(x, added, sizes, dim, size_index, start, -1, added.shape[dim])
 
-    return _lowered(masking.write_into, whole)
+    return _lowered(valid_size_ops.write_into, whole)
 
 
 @FAULTS.add
 def concatenated_tensors_keep_padding() -> AbstractContextManager[Any]:
-    def concatenate(original: Any, tensors: Sequence[Any], lengths: Any, dim: int, places: Sequence[int]) -> Any:
+    def concatenate(original: Any, tensors: Sequence[Any], sizes: Any, dim: int, places: Sequence[int]) -> Any:
         return lax.concatenate(tensors, dim)
 
-    return _lowered(masking.cat_valid, concatenate)
+    return _lowered(valid_size_ops.cat_valid, concatenate)
 
 
 @FAULTS.add
@@ -181,10 +179,10 @@ def images_are_resized_by_rounded_sizes() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def reflections_start_at_the_rounded_end() -> AbstractContextManager[Any]:
-    def mirrored(original: Any, x: Any, lengths: Any, dim: int, *rest: Any, ctx: Any) -> Any:
-        return original(x, lax.full(lengths.shape, x.shape[dim], lengths.dtype), dim, *rest, ctx=ctx)
+    def mirrored(original: Any, x: Any, sizes: Any, dim: int, *rest: Any, ctx: Any) -> Any:
+        return original(x, lax.full(sizes.shape, x.shape[dim], sizes.dtype), dim, *rest, ctx=ctx)
 
-    return _lowered(masking.reflect_or_replicate, mirrored)
+    return _lowered(valid_size_ops.reflect_or_replicate, mirrored)
 
 
 @FAULTS.add

@@ -63,7 +63,7 @@ def check(damage: str, folder: str) -> None:
             torch._dynamo.reset()
             gc.collect()  # a program that is still in memory is not loaded from a file
             torch.testing.assert_close(torch.compile(function, backend="dynaxla", options={"cache": str(cache)})(x), function(x))
-        return tuple(metrics.snapshot().get(name, 0) for name in ("kept_graphs", "recalls", "loads"))
+        return tuple(metrics.snapshot().get(name, 0) for name in ("graphs_from_cache", "recalls", "loads"))
 
     assert start() == (0, 0, 0)
     assert start() == (2, 2, 2)

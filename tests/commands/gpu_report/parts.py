@@ -456,10 +456,10 @@ def profile_step() -> None:
 
     name = "bert_base" if ON_GPU else "gpt_block"
     with fact("profile_step", f"{name}, bfloat16") as fields:
-        placement = ModelSetup(PICTURES, torch.bfloat16, DEVICE, torch.get_num_threads(), training="adamw")
+        setup = ModelSetup(PICTURES, torch.bfloat16, DEVICE, torch.get_num_threads(), training="adamw")
         (case,) = suites.choose("gpu", [name])
-        args = placement.inputs(case, torch.Generator().manual_seed(1))
-        training = placement.model(case)
+        args = setup.inputs(case, torch.Generator().manual_seed(1))
+        training = setup.model(case)
         step = dynaxla.compile_step(training.step, fullgraph=True)
         start = time.perf_counter()
         for _ in range(3):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from benchmarks.beside_jax import resnet18
+from benchmarks.versus_jax import resnet18
 from jax import Array, lax
 from jax import numpy as jnp
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dynaxla.lowering.cpu.window_maxima import by_taps, is_preferred
-from dynaxla.lowering.pool_windows import MOST_TAPS, PoolWindows, reduce_window, windows_along
+from dynaxla.lowering.pool_windows import MAX_UNROLLED_WINDOW, PoolWindows, reduce_window, windows_along
 
 SETTINGS = {
     "tiles": windows_along((6, 8), (3, 4), 4, [2], [], [0]),
@@ -36,6 +36,6 @@ def test_preferred_for_small_windows_on_the_cpu() -> None:
     def window(kernel: int) -> PoolWindows:
         return PoolWindows(2, 99, 9, kernel, 1, 0, 1)
 
-    half = MOST_TAPS // 2
+    half = MAX_UNROLLED_WINDOW // 2
     small, large = [window(half), window(half)], [window(half), window(half + 1)]
     assert [is_preferred(small, "cpu"), is_preferred(large, "cpu"), is_preferred(small, "cuda")] == [True, False, False]

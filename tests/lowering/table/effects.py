@@ -33,7 +33,7 @@ ELSEWHERE: dict[str, str] = {
     # An op for checkpointed regions, which only programs can run.
     "passes/joint/test_checkpointing.py": "dynaxla.random_key.default",
     # Ops for programs with rounded sizes.
-    "lowering/ops/test_masking.py": """
+    "lowering/ops/test_valid_size_ops.py": """
         dynaxla.as_tuple.default dynaxla.cat_valid.default dynaxla.check_index.default dynaxla.masked.default
         dynaxla.reflect_or_replicate.default dynaxla.reflect_or_replicate_backward.default dynaxla.repeat_last.default
         dynaxla.roll_or_flip.default dynaxla.size_product.default dynaxla.slice_at.default dynaxla.write_into.default

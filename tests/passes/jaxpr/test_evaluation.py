@@ -31,10 +31,10 @@ class Boxes(Evaluation[Boxed]):
         super().__init__(platform)
         self.equations: list[tuple[str, list[int]]] = []
 
-    def lift(self, array: Any) -> Boxed:
+    def wrap(self, array: Any) -> Boxed:
         return Boxed(array)
 
-    def lower(self, value: Boxed) -> Any:
+    def unwrap(self, value: Boxed) -> Any:
         return value.array
 
     def in_memory(self, value: Boxed) -> Boxed:
@@ -43,7 +43,7 @@ class Boxes(Evaluation[Boxed]):
 
     def apply(self, equation: Any, operands: list[Boxed]) -> Sequence[Boxed]:
         self.equations.append((equation.primitive.name, list(self.uses)))
-        return [Boxed(array) for array in bind(equation, [self.lower(operand) for operand in operands])]
+        return [Boxed(array) for array in bind(equation, [self.unwrap(operand) for operand in operands])]
 
 
 FUNCTIONS: dict[str, Callable[[Array], Any]] = {

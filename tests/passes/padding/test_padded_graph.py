@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase
-from dynaxla.lowering.ops.masking import masked
+from dynaxla.lowering.ops.valid_size_ops import masked
 from dynaxla.passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, PaddedGraph, pad
 from support.comparisons.compare import assert_equal
 from support.comparisons.rounded_sizes import compiled, counts, poisoned

@@ -39,13 +39,13 @@ def test_one_mask_for_each_fill_value() -> None:
     assert rewrite.masked(x, [0], 0) is first
     assert rewrite.masked(x, [0], 0.0) is not first  # -0, 0 and False are different numbers
     assert rewrite.masked(x, [1], 0) is x
-    assert rewrite.sizes == [symbol]
+    assert rewrite.true_size_expressions == [symbol]
     rewrite.extents[x] = (Extent((symbol,), uniform=True), Extent(()))
     assert not rewrite.extents_of(rewrite.masked(x, [0], 1))[0].uniform
 
 
 def test_size_that_may_shrink_raises() -> None:
     rewrite, _, symbol = rewriting()
-    assert [rewrite.length_index(size) for size in (symbol, symbol + 1, symbol)] == [0, 1, 0]
+    assert [rewrite.true_size_index(size) for size in (symbol, symbol + 1, symbol)] == [0, 1, 0]
     with pytest.raises(NoPaddingRule):
-        rewrite.length_index(3 - symbol)
+        rewrite.true_size_index(3 - symbol)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from jax import Array, lax
 
-from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad
+from ..pool_windows import MAX_UNROLLED_WINDOW, PoolWindows, lowest, pad
 
 
 def is_preferred(dims: Sequence[PoolWindows], platform: str) -> bool:
     """True if `by_taps` is faster than a reduction over these windows."""
-    return platform == "cpu" and sum(windows.kernel for windows in dims) <= MOST_TAPS
+    return platform == "cpu" and sum(windows.kernel for windows in dims) <= MAX_UNROLLED_WINDOW
 
 
 def by_taps(dims: Sequence[PoolWindows], x: Array, order: Sequence[int]) -> Array:

@@ -51,7 +51,7 @@ def require_index(
     ctx.require(in_range, error, message)
 
 
-def refuse_unless(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
+def require_static(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
     """Makes the compiled call raise if `holds`, a condition that is known during tracing, is False. Tracing itself does not raise."""
     if not holds:
         ctx.require(lax.full((), False), error, message)

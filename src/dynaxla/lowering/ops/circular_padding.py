@@ -84,7 +84,7 @@ def _by_xla(problem: CircularPaddingProblem, x: Array, concatenate: ConcatenateF
     return concatenate()
 
 
-def lower_concatenation(ctx: Context, concatenate: ConcatenateFunction) -> Array:
+def lower_cat(ctx: Context, concatenate: ConcatenateFunction) -> Array:
     """Returns the value of the current node, an `aten.cat`: by CIRCULAR if it pads a row-major tensor circularly, else by `concatenate`.
 
     Args:

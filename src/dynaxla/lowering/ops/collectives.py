@@ -113,16 +113,18 @@ def _lower_collective(*args: Any, ctx: Context) -> Any:
     if (participants := ctx.participants) is not None:
         caller = f"by XLA among ranks {list(participants.ranks)}"
         record_by_xla = dataclasses.replace(_record_of_node(ctx, other_args, group_name), caller=caller)
-        results = xla_collectives.lower(ctx, op._opname, arrays, other_args, group_name, lambda: participants.agreement.add(record_by_xla))
+        results = xla_collectives.lower(
+            ctx, op._opname, arrays, other_args, group_name, lambda: participants.collectives.add(record_by_xla)
+        )
         if results is not None:
             return results if isinstance(ctx.output, (tuple, list)) else results[0]
     output_specs = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     views = [(tuple(array.shape), row_major(array.shape)) for array in arrays]
-    agreement = ctx.agreement
-    index = agreement.add(_record_of_node(ctx, other_args, group_name))
+    collectives = ctx.collectives
+    index = collectives.add(_record_of_node(ctx, other_args, group_name))
 
     def write(outputs: Tensors, inputs: Tensors) -> None:
-        agreement.run(index, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
+        collectives.run(index, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
 
     non_tensor_args = (*map(str, other_args), str(group_name))
     outputs = call_back(ctx, write, arrays, output_specs, views=views, non_tensor_args=non_tensor_args, has_effect=True)

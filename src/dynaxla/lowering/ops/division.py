@@ -18,7 +18,7 @@ from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, broadcast_shapes, elementwise, full_like, number, result_type
 from ..registry import lowers
 from ..symbolic_numbers import as_array, is_symbolic
-from .bounds import refuse_unless
+from .bounds import require_static
 from .float_bits import copysign
 from .rounding import rounded, truncate
 
@@ -53,7 +53,7 @@ def _unmerged_division(function: Function, ctx: Context) -> Function:
     # XLA replaces (a / b) / c by a / (b * c), and a / (b / c) by a * c / b: the product may overflow where eager mode is finite. The
     # barrier prevents this. XLA:CPU still fuses the ops before the barrier with those after it.
     quotients = {index for index, item in enumerate(ctx.node.args) if isinstance(item, Node) and item.target in _QUOTIENTS}
-    if not ctx.eager.divides_exactly or not quotients:
+    if not ctx.eager.prevents_merging or not quotients:
         return function
     return lambda *operands: function(
         *(lax.optimization_barrier(operand) if index in quotients else operand for index, operand in enumerate(operands))
@@ -71,7 +71,7 @@ def exact_division(ctx: Context) -> Function:
     """Returns a function that divides floats with the rounding of eager mode."""
     # XLA replaces a division by a broadcast divisor with a multiplication by the divisor's reciprocal: 49 / 7 may then differ from 7 in the
     # last bit, which can change the floor of the quotient. The barrier prevents this, but not fusion on XLA:CPU.
-    return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
+    return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.prevents_merging else lax.div
 
 
 def _floor_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rounding) -> Array:
@@ -152,7 +152,7 @@ def _require_nonzero(ctx: Context, x: Any, y: Any) -> None:
     if isinstance(y, Array):
         ctx.require(lax.ne(y, number(0, y.dtype)), RuntimeError, "ZeroDivisionError")
     else:
-        refuse_unless(ctx, y != 0, RuntimeError, "ZeroDivisionError")
+        require_static(ctx, y != 0, RuntimeError, "ZeroDivisionError")
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)

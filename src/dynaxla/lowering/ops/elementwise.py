@@ -25,7 +25,7 @@ from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
 from .float_bits import copysign, frexp, power_of_two
-from .gradients_of_slices import ZEROS, sum_of_slices
+from .gradients_of_slices import ZEROS, sum_of_slice_gradients
 from .rounding import round_half_to_even, truncate
 
 Function = Callable[..., Array]
@@ -55,7 +55,7 @@ _PRODUCTS = frozenset([aten.mul.Tensor, aten.mul.Scalar])
 def _unmerged(function: Function, ctx: Context, ops: Set[Any]) -> Function:
     """Returns `function`, of two operands. Adds a barrier if XLA would merge its op with one of `ops` that computes an operand."""
     operands = ctx.node.args[:2]
-    if not ctx.eager.divides_exactly or not any(map(_is_constant_number, operands)):
+    if not ctx.eager.prevents_merging or not any(map(_is_constant_number, operands)):
         return function
     if not any(isinstance(item, Node) and item.target in ops and any(map(_is_constant_number, item.args[:2])) for item in operands):
         return function
@@ -116,7 +116,7 @@ _MAX_INSPECTED_ELEMENTS = 1000
 
 @lowers(aten.add.Tensor)
 def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
-    fused_sum = sum_of_slices(ctx)
+    fused_sum = sum_of_slice_gradients(ctx)
     if fused_sum is not None:
         return fused_sum
     first, second = ctx.node.args[:2] if len(ctx.node.args) > 1 else (None, None)
@@ -387,7 +387,7 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
 
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
-        if ctx.eager.divides_exactly:
+        if ctx.eager.prevents_merging:
             ten = lax.optimization_barrier(ten)  # else XLA merges `ten` with a constant factor of x
         if decimals < 0:
             return lax.mul(round_half_to_even(lax.div(x, ten)), ten)

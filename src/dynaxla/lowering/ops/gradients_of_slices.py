@@ -41,7 +41,7 @@ class _SliceGradient:
     grad: Node
 
 
-def sum_of_slices(ctx: Context) -> Array | None:
+def sum_of_slice_gradients(ctx: Context) -> Array | None:
     """Returns the value of the current node, a sum of two tensors, if the node is a sum of gradients of disjoint slices.
 
     Returns None if the node is no such sum, or if it is part of a longer sum, which is lowered as a whole.

@@ -23,7 +23,7 @@ from ..dimensions import wrap
 from ..graphs import is_view
 from ..promotion import broadcast, broadcast_shapes, convert, expand, expand_leading
 from ..registry import lowers
-from .bounds import argument, refuse_unless, require_index
+from .bounds import argument, require_index, require_static
 from .scans import running_sum
 
 
@@ -269,7 +269,7 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     Shape:  x and mask, broadcast.
     Dtype:  that of x.
     """
-    refuse_unless(ctx, dtypes.is_bool(mask.dtype), RuntimeError, "masked_scatter_ only supports boolean masks")
+    require_static(ctx, dtypes.is_bool(mask.dtype), RuntimeError, "masked_scatter_ only supports boolean masks")
     shape = broadcast_shapes([x.shape, mask.shape])
     x, mask = expand(x, shape), expand(convert(mask, np.dtype(np.bool_)), shape)
     if source.size < x.size:

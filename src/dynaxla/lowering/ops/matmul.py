@@ -231,7 +231,7 @@ _MIN_HALF_VECTOR_PRODUCTS = 16_000
 _MIN_FLOAT_VECTOR_PRODUCTS = 250_000
 
 
-def _supports_few_vectors(problem: Contraction) -> bool:
+def _supports_one_vector(problem: Contraction) -> bool:
     """True for products of one vector with a matrix, if `gemv` has a kernel for them.
 
     XLA's dot reads the matrix at less than the memory's bandwidth, and first converts the whole matrix if it has a half type.
@@ -244,12 +244,12 @@ def _supports_few_vectors(problem: Contraction) -> bool:
     )
 
 
-def _prefers_few_vectors(problem: Contraction) -> bool:
+def _prefers_one_vector(problem: Contraction) -> bool:
     return problem.products >= (_MIN_HALF_VECTOR_PRODUCTS if problem.dtype.itemsize == 2 else _MIN_FLOAT_VECTOR_PRODUCTS)
 
 
-@CONTRACTION.implementation("few_vectors", platforms=["cpu"], supports=_supports_few_vectors, preferred=_prefers_few_vectors)
-def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
+@CONTRACTION.implementation("one_vector", platforms=["cpu"], supports=_supports_one_vector, preferred=_prefers_one_vector)
+def _by_one_vector(problem: Contraction, x: Array, y: Array) -> Array:
     out = gemv.product(lax.expand_dims(x, [0]), lax.expand_dims(y, [0]), problem.over[1] == (1,), False, problem.precision)
     return convert(lax.squeeze(out, [0]), problem.out)
 

@@ -22,7 +22,7 @@ from ..dimensions import Sizes
 from ..dtypes import DType
 from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
-from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad, reduce_window, windows_along
+from ..pool_windows import MAX_UNROLLED_WINDOW, PoolWindows, lowest, pad, reduce_window, windows_along
 from ..promotion import broadcast_back, convert, to_accumulator
 from ..registry import lowers
 from .bounds import argument, require_index
@@ -193,7 +193,7 @@ def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array,
 
 
 def _has_few_taps(problem: MaxPoolGradient) -> bool:
-    return math.prod(windows.kernel for windows in problem.dims) <= MOST_TAPS
+    return math.prod(windows.kernel for windows in problem.dims) <= MAX_UNROLLED_WINDOW
 
 
 @MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps, is_partitionable=True)

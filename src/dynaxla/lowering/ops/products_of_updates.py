@@ -38,8 +38,8 @@ class UpdatedProductProblem:
     Attributes:
         shape: The shape of the tensor, with its dimensions split (see `UpdatedOperand`).
         dtype: The dtype of the tensor.
-        count: The number of new slices.
-        size: The number of slices of the tensor: the product of the sizes of the updated dimensions.
+        new_slice_count: The number of new slices.
+        slice_count: The number of slices of the tensor: the product of the sizes of the updated dimensions.
         rows: The number of vectors of the other operand with which each vector of the tensor is multiplied.
         sums_slices: True if the product sums over the dimension of the slices.
         is_moved: True if the batch dimensions are not the first dimensions of the tensor.
@@ -50,8 +50,8 @@ class UpdatedProductProblem:
 
     shape: tuple[int, ...]
     dtype: DType
-    count: int
-    size: int
+    new_slice_count: int
+    slice_count: int
     rows: int
     sums_slices: bool
     is_moved: bool
@@ -91,8 +91,8 @@ def product_of_update(ctx: Context, position: int, other: Array, contracting: Se
     problem = UpdatedProductProblem(
         operand.shape,
         dtype,
-        operand.count,
-        operand.capacity,
+        operand.new_slice_count,
+        operand.slice_count,
         operand.rows,
         operand.sums_slices,
         operand.is_moved,
@@ -114,7 +114,7 @@ def _prefers_parts(problem: UpdatedProductProblem) -> bool:
     return (
         math.prod(problem.shape) > _MAX_COPIED_ELEMENTS
         and problem.rows <= _MAX_ROWS
-        and problem.count * _MIN_SLICES_PER_NEW_SLICE <= problem.size
+        and problem.new_slice_count * _MIN_SLICES_PER_NEW_SLICE <= problem.slice_count
     )
 
 

@@ -77,25 +77,25 @@ def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
     spec = ctx.spec(node)
     if len(spec.shape) != 2 or dtypes.to_jax(spec.dtype) != x.dtype or not dtypes.is_float(x.dtype):
         return None
-    block = _row_function(ctx, node, spec.shape[0], leaves)
+    weight_rows = _row_function(ctx, node, spec.shape[0], leaves)
     if not any(_is_8_bit(ctx.spec(leaf).dtype) for leaf in leaves):
         return None
     read_bytes = sum(math.prod(ctx.spec(leaf).shape) * ctx.spec(leaf).dtype.itemsize for leaf in leaves)
-    return quantized_product(ctx, x, spec.shape, block, read_bytes)
+    return quantized_product(ctx, x, spec.shape, weight_rows, read_bytes)
 
 
-def quantized_product(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
+def quantized_product(ctx: Context, x: Array, shape: tuple[int, ...], weight_rows: Rows, read_bytes: int) -> Array | None:
     """Returns x times the transpose of a weight, or None if dequantizing the whole weight first is expected to be faster.
 
     Args:
         ctx: The context of the current node.
         x: An array of shape (rows, n).
         shape: The shape of the weight, (columns, n).
-        block: Computes consecutive rows of the weight, from the index of the first row and the number of rows.
+        weight_rows: Computes consecutive rows of the weight, from the index of the first row and the number of rows.
         read_bytes: The size in bytes of the values from which the weight is computed.
     """
     problem = QuantizedProductProblem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
-    result: Array | None = ctx.choose(QUANTIZED_PRODUCT, problem).run(problem, ctx, x, block)
+    result: Array | None = ctx.choose(QUANTIZED_PRODUCT, problem).run(problem, ctx, x, weight_rows)
     return result
 
 
@@ -122,8 +122,8 @@ def _prefers_one_row(problem: QuantizedProductProblem) -> bool:
 
 
 @QUANTIZED_PRODUCT.implementation("one_row", platforms=["cpu"], supports=_supports_one_row, preferred=_prefers_one_row)
-def _by_one_row(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> Array:
-    weight = convert(block(np.int32(0), problem.shape[0]), dtypes.accumulator(problem.dtype))
+def _by_one_row(problem: QuantizedProductProblem, ctx: Context, x: Array, weight_rows: Rows) -> Array:
+    weight = convert(weight_rows(np.int32(0), problem.shape[0]), dtypes.accumulator(problem.dtype))
     return lax.squeeze(split_k_gemv.product(lax.expand_dims(x, [0]), lax.expand_dims(weight, [0])), [0])
 
 
@@ -133,7 +133,7 @@ def _prefers_blocks(problem: QuantizedProductProblem) -> bool:
 
 
 @QUANTIZED_PRODUCT.implementation("blocks", platforms=["cpu"], supports=lambda problem: 0 not in problem.shape, preferred=_prefers_blocks)
-def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> Array:
+def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, weight_rows: Rows) -> Array:
     (columns, count), wide = problem.shape, dtypes.accumulator(problem.dtype)
     size = max(1, min(columns, _BLOCK_BYTES // (count * wide.itemsize)))
     x = convert(x, wide)
@@ -141,7 +141,7 @@ def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: 
     def step(block_index: Array, result: Array) -> Array:
         # XLA clamps the start of the last block, both in the read and in the write, so that the block has its full length.
         start = lax.mul(lax.convert_element_type(block_index, np.int32), np.int32(size))
-        weight = convert(block(start, size), wide)
+        weight = convert(weight_rows(start, size), wide)
         part = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=ctx.settings.matmul_precision)
         return lax.dynamic_update_slice(result, part, (np.int32(0), start))
 
@@ -149,7 +149,7 @@ def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: 
 
 
 @QUANTIZED_PRODUCT.implementation("whole")
-def _by_whole(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> None:
+def _by_whole(problem: QuantizedProductProblem, ctx: Context, x: Array, weight_rows: Rows) -> None:
     """Returns None: the caller multiplies by the whole weight."""
 
 

@@ -24,7 +24,7 @@ from ..dtypes import DType
 from ..promotion import convert, expand, full_like, number, result_type, to_accumulator
 from ..registry import lowers
 from .activations import leaky_relu_backward
-from .bounds import refuse_unless
+from .bounds import require_static
 
 Shape = tuple[int, ...]
 
@@ -159,7 +159,7 @@ def bernoulli_p(x: Array, p: float, ctx: Context) -> Array:
     Shape:  that of x.
     Dtype:  that of x.
     """
-    refuse_unless(ctx, 0 <= p <= 1, RuntimeError, f"bernoulli_ expects p to be in [0, 1], but got p={p}")
+    require_static(ctx, 0 <= p <= 1, RuntimeError, f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     return convert(_dropout_mask(ctx, x.shape, p), np.dtype(x.dtype))
 
 
@@ -266,7 +266,7 @@ def uniform(x: Array, low: float = 0, high: float = 1, *, ctx: Context) -> Array
     Shape:  that of x.
     Dtype:  that of x.
     """
-    refuse_unless(ctx, low <= high, RuntimeError, f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
+    require_static(ctx, low <= high, RuntimeError, f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
     return _uniform_half_open(ctx, x.shape, np.dtype(x.dtype), low, high)
 
 
@@ -274,7 +274,7 @@ def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any
     if isinstance(std, jax.Array):
         ctx.require(lax.ge(std, full_like(std, 0)), RuntimeError, "normal expects all elements of std >= 0.0")
     else:
-        refuse_unless(ctx, std >= 0, RuntimeError, f"normal expects std >= 0.0, but found std {std}")
+        require_static(ctx, std >= 0, RuntimeError, f"normal expects std >= 0.0, but found std {std}")
     drawn = _normal(ctx, shape, dtype)
     scaled = lax.mul(drawn, expand(convert(std, np.dtype(drawn.dtype)), shape))
     return convert(lax.add(scaled, expand(convert(mean, np.dtype(drawn.dtype)), shape)), dtype)
@@ -317,7 +317,7 @@ def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
     Shape:  that of x.
     Dtype:  that of x.
     """
-    refuse_unless(ctx, rate > 0, RuntimeError, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
+    require_static(ctx, rate > 0, RuntimeError, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
     drawn = standard_exponential(ctx, x.shape, np.dtype(x.dtype))
     return convert(lax.div(drawn, full_like(drawn, rate)), np.dtype(x.dtype))
 
@@ -338,7 +338,7 @@ def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Ar
     Shape:  that of x.
     Dtype:  that of x.
     """
-    refuse_unless(ctx, std > 0, RuntimeError, f"log_normal_ expects std > 0.0, but found std={std}")
+    require_static(ctx, std > 0, RuntimeError, f"log_normal_ expects std > 0.0, but found std={std}")
     wide = dtypes.accumulator(x.dtype)
     return convert(lax.exp(_scaled_normal(ctx, x.shape, wide, mean, std)), np.dtype(x.dtype))
 
@@ -350,7 +350,7 @@ def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Ar
     Shape:  that of x.
     Dtype:  that of x.
     """
-    refuse_unless(ctx, sigma > 0, RuntimeError, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
+    require_static(ctx, sigma > 0, RuntimeError, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
     drawn = uniform_numbers(ctx, x.shape, dtypes.accumulator(x.dtype))
     angle = lax.mul(lax.sub(drawn, number(0.5, drawn.dtype)), number(math.pi, drawn.dtype))
     return convert(lax.add(lax.mul(lax.tan(angle), number(sigma, drawn.dtype)), number(median, drawn.dtype)), np.dtype(x.dtype))

@@ -21,7 +21,7 @@ from ..dtypes import DType
 from ..metadata import TensorSpec
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
-from .bounds import refuse_unless
+from .bounds import require_static
 from .float_bits import nextafter
 from .random import MANTISSA_BITS, Shape, standard_exponential, uniform_numbers, uniform_with_key
 from .scans import running_sum
@@ -49,11 +49,11 @@ def _integers_from_to(ctx: Context, low: int, last: int, message: str) -> Array:
     """
     spec: TensorSpec = ctx.output
     dtype = spec.jax_dtype
-    refuse_unless(ctx, low <= last, RuntimeError, message)
+    require_static(ctx, low <= last, RuntimeError, message)
     limits = _integer_limits(dtype)
     in_limits = [limits[0] <= value <= limits[1] for value in (low, last)]
     for name, within in zip(("from", "to - 1"), in_limits, strict=True):
-        refuse_unless(ctx, within, RuntimeError, f"{name} is out of bounds for {_C_NAMES[dtype]}")
+        require_static(ctx, within, RuntimeError, f"{name} is out of bounds for {_C_NAMES[dtype]}")
     if low > last or not all(in_limits):
         return lax.full(spec.shape, 0, dtype)
     offset = np.int64(low)
@@ -249,7 +249,7 @@ def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
         return _integers(ctx, low, high)
     if low == -(2**63):
         is_supported = dtype in (np.int64, np.float32, np.float64, dtypes.to_jax(torch.bfloat16))
-        refuse_unless(
+        require_static(
             ctx, is_supported, RuntimeError, "random_full_64_bits_range_kernel_cpu handles only int64, double, float and bfloat16"
         )
         return convert(lax.convert_element_type(integers_below(ctx, x.shape, 2**64), np.int64), dtype)
@@ -271,10 +271,10 @@ def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
     dtype = ctx.output.jax_dtype
     name = dtypes.to_torch(dtype)
     if n - 1 > _integer_limits(dtype)[1]:
-        refuse_unless(ctx, False, RuntimeError, f"value cannot be converted to type {dtype.name}_t without overflow")
+        require_static(ctx, False, RuntimeError, f"value cannot be converted to type {dtype.name}_t without overflow")
     elif name in _PERMUTATION_LIMITS:
         largest, text = _PERMUTATION_LIMITS[name]
-        refuse_unless(ctx, n <= largest, RuntimeError, f"n cannot be greater than {text} type.")
+        require_static(ctx, n <= largest, RuntimeError, f"n cannot be greater than {text} type.")
     return convert(jax.random.permutation(ctx.key(), lax.iota(np.int64, n)), dtype)
 
 
@@ -297,7 +297,7 @@ def geometric(x: Array, p: float, ctx: Context) -> Array:
     Dtype:  that of x.
     """
     if not 0 < p < 1:
-        refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
+        require_static(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
         return x
     # In float64, as in ATen: for small p the numbers are large, and float32's random bits would leave gaps between them.
     drawn = standard_exponential(ctx, x.shape, _FLOAT64)
@@ -411,9 +411,9 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     Raises: RuntimeError when the program runs, for weights that are negative, infinite or nan, and for weights without a positive sum.
     """
     choices = weights.shape[-1]
-    refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
+    require_static(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
     if not replacement and count > choices:
-        refuse_unless(ctx, False, RuntimeError, "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+        require_static(ctx, False, RuntimeError, "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
         return lax.full(ctx.output.shape, 0, np.int64)
     wide = convert(weights, _FLOAT64)
     is_valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))

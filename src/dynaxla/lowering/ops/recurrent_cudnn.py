@@ -30,10 +30,10 @@ _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define(
     "rnn_gradients(Tensor input, Tensor[] weight, int weight_stride0, Tensor hx, Tensor? cx, Tensor? grad_output, Tensor? grad_hy,"
     " Tensor? grad_cy, int mode, SymInt hidden_size, SymInt proj_size, int num_layers, bool batch_first, bool bidirectional,"
-    " SymInt[] batch_sizes, float dropout, Tensor? kept) -> Tensor[]"
+    " SymInt[] batch_sizes, float dropout, Tensor? dropout_mask) -> Tensor[]"
 )
 
-# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results. `kept` is the dropout mask of
+# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results. `dropout_mask` is that of
 # `_Network.__call__`.
 rnn_gradients = torch.ops.dynaxla.rnn_gradients.default
 

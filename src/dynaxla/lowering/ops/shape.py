@@ -16,7 +16,7 @@ from ..dtypes import accumulator
 from ..promotion import convert, result_type
 from ..promotion import expand as broadcast_to
 from ..registry import lower_table, lowers
-from .circular_padding import lower_concatenation
+from .circular_padding import lower_cat
 from .strided import copy_to_overlapping, may_overlap
 
 
@@ -162,7 +162,7 @@ def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
 
     Dtype:  promoted from all of them.
     """
-    return lower_concatenation(ctx, lambda: concatenated(tensors, dim))
+    return lower_cat(ctx, lambda: concatenated(tensors, dim))
 
 
 def concatenated(tensors: Sequence[Array], dim: int) -> Array:

@@ -45,11 +45,11 @@ def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return OP(grad, *ctx.arguments), None, None, None, None
+    return SHARDING_CONSTRAINT(grad, *ctx.arguments), None, None, None, None
 
 
 sharding_constraint.register_autograd(_backward, setup_context=_save_arguments)
-OP = torch.ops.dynaxla.sharding_constraint.default
+SHARDING_CONSTRAINT = torch.ops.dynaxla.sharding_constraint.default
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,16 +80,16 @@ def sharding_of(sizes: Sequence[int], names: Sequence[str], devices: Sequence[in
 
 def sharding_of_call(op: Any, args: Sequence[Any]) -> NamedSharding | None:
     """Returns the sharding that a call of the constraint op describes. None for other ops, and for constraints that do not apply."""
-    return meshes.for_compilation(sharding_of(*args[1:])) if op is OP and _applies(args[3]) else None
+    return meshes.for_compilation(sharding_of(*args[1:])) if op is SHARDING_CONSTRAINT and _applies(args[3]) else None
 
 
 def shardings_in(graph: Graph) -> list[NamedSharding]:
     """Returns the shardings of all constraints in a graph that apply (see `_applies`)."""
-    nodes = graph.find_nodes(op="call_function", target=OP)
-    return [sharding for node in nodes if (sharding := sharding_of_call(OP, node.args)) is not None]
+    nodes = graph.find_nodes(op="call_function", target=SHARDING_CONSTRAINT)
+    return [sharding for node in nodes if (sharding := sharding_of_call(SHARDING_CONSTRAINT, node.args)) is not None]
 
 
-@lowers(OP)
+@lowers(SHARDING_CONSTRAINT)
 def _lower(x: Array, sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> Array:
-    sharding = sharding_of_call(OP, (x, sizes, names, devices, spec))
+    sharding = sharding_of_call(SHARDING_CONSTRAINT, (x, sizes, names, devices, spec))
     return x if sharding is None else lax.with_sharding_constraint(x, sharding)

@@ -13,7 +13,7 @@ from ..context import Context
 from ..dimensions import definitely, slice_dim, wrap
 from ..promotion import convert, expand, result_type
 from ..registry import lowers
-from .bounds import refuse_unless, require_index
+from .bounds import require_index, require_static
 from .comparison import is_nan
 from .indexing import gather, take_along
 from .reductions import apply_keepdim, first_index
@@ -337,7 +337,7 @@ def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bo
     Dtype:  int32 with `out_int32`, else int64.
     """
     if boundaries.ndim != 1:
-        refuse_unless(ctx, False, RuntimeError, f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
+        require_static(ctx, False, RuntimeError, f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 

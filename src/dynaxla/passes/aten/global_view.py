@@ -489,7 +489,7 @@ def _local_tensor(node: Any) -> torch.Tensor | None:
 
 def _storage(node: Any) -> Any:
     local = _local_tensor(node)
-    return None if local is None or local.layout != torch.strided else private.identity_of(local.untyped_storage())
+    return None if local is None or local.layout != torch.strided else private.id_of_storage(local.untyped_storage())
 
 
 def _has_distributed(node: Node) -> bool:

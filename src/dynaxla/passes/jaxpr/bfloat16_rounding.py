@@ -75,19 +75,19 @@ class _RoundingEvaluation(Evaluation[Any]):
 
     title = "bfloat16_rounding"
 
-    def lift(self, array: Any) -> Any:
+    def wrap(self, array: Any) -> Any:
         return array
 
-    def lower(self, value: Any) -> Any:
+    def unwrap(self, value: Any) -> Any:
         return value.narrow() if isinstance(value, _Float32Bfloat16) else value
 
     def in_memory(self, value: Any) -> Any:
-        return in_memory(self.lower(value))
+        return in_memory(self.unwrap(value))
 
     def apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         results = self._results(equation, operands)
         # A result with several uses becomes a bfloat16 array: XLA writes it to memory, where bfloat16 takes half the space.
-        return [self.lower(result) if uses > 1 else result for result, uses in zip(results, self.uses, strict=True)]
+        return [self.unwrap(result) if uses > 1 else result for result, uses in zip(results, self.uses, strict=True)]
 
     def _results(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, out = equation.primitive.name, equation.outvars[0].aval
@@ -104,7 +104,7 @@ class _RoundingEvaluation(Evaluation[Any]):
                 return [_Float32Bfloat16(_bind_as_float32(equation, operands, are_bfloat16, _rounded))]
             if any(are_bfloat16) and name in _COMPARISONS:
                 return bind(equation, [_rounded(x) for x in operands])
-        return bind(equation, [self.lower(x) for x in operands])
+        return bind(equation, [self.unwrap(x) for x in operands])
 
 
 def _bind_as_float32(equation: Any, operands: Sequence[Any], are_bfloat16: Sequence[bool], to_float32: Callable[[Any], Any]) -> Any:

@@ -34,16 +34,16 @@ class Evaluation(ABC, Generic[Value]):
         self.uses: Sequence[int] = ()
 
     @abstractmethod
-    def lift(self, array: Any) -> Value:
+    def wrap(self, array: Any) -> Value:
         """Returns the pass's value for an array or a literal."""
 
     @abstractmethod
-    def lower(self, value: Value) -> Any:
+    def unwrap(self, value: Value) -> Any:
         """Returns the array of a value of the pass."""
 
-    def lower_result(self, index: int, value: Value) -> Any:
+    def unwrap_result(self, index: int, value: Value) -> Any:
         """Returns the array for a result of the program. index: the position among the results."""
-        return self.lower(value)
+        return self.unwrap(value)
 
     @abstractmethod
     def in_memory(self, value: Value) -> Value:
@@ -59,20 +59,20 @@ class Evaluation(ABC, Generic[Value]):
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
             rewrites.note_evaluation(self.title, len(closed.jaxpr.eqns))
-            results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
-            return jax.tree.unflatten(jax.tree.structure(shapes), [self.lower_result(index, value) for index, value in enumerate(results)])
+            results = self._run(closed.jaxpr, closed.consts, [self.wrap(array) for array in arrays])
+            return jax.tree.unflatten(jax.tree.structure(shapes), [self.unwrap_result(index, value) for index, value in enumerate(results)])
 
         run.__name__ = program.__name__
         return run
 
     def _run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
-        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(self.lift, constants), strict=True))
+        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(self.wrap, constants), strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
         use_counts = Counter(var for equation in jaxpr.eqns for var in equation.invars if not isinstance(var, core.Literal))
         use_counts.update(var for var in jaxpr.outvars if not isinstance(var, core.Literal))
 
         def read(var: Any) -> Value:
-            return self.lift(var.val) if isinstance(var, core.Literal) else values[var]
+            return self.wrap(var.val) if isinstance(var, core.Literal) else values[var]
 
         for equation in jaxpr.eqns:
             operands = [read(var) for var in equation.invars]
@@ -95,8 +95,8 @@ class Evaluation(ABC, Generic[Value]):
             return self._run(params["call_jaxpr"].jaxpr, params["call_jaxpr"].consts, operands)
         if name == "platform_index":
             choices = enumerate(params["platforms"])
-            return [self.lift(next(np.int32(index) for index, names in choices if names is None or self._platform in names))]
-        if name == "cond" and isinstance(index := self.lower(operands[0]), np.integer):
+            return [self.wrap(next(np.int32(index) for index, names in choices if names is None or self._platform in names))]
+        if name == "cond" and isinstance(index := self.unwrap(operands[0]), np.integer):
             branch = params["branches"][int(index)]
             return self._run(branch.jaxpr, branch.consts, operands[1:])
         return self.apply(equation, operands)

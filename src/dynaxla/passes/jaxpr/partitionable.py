@@ -96,14 +96,14 @@ class _PartitionableEvaluation(Evaluation[Any]):
         super().__init__(_NO_PLATFORM)
         self._free = free
 
-    def lift(self, array: Any) -> Any:
+    def wrap(self, array: Any) -> Any:
         return array
 
-    def lower(self, value: Any) -> Any:
+    def unwrap(self, value: Any) -> Any:
         return lax.reshape(value.array, value.shape) if isinstance(value, _Merged) else value
 
-    def lower_result(self, index: int, value: Any) -> Any:
-        return value.array if index in self._free and isinstance(value, _Merged) else self.lower(value)
+    def unwrap_result(self, index: int, value: Any) -> Any:
+        return value.array if index in self._free and isinstance(value, _Merged) else self.unwrap(value)
 
     def in_memory(self, value: Any) -> Any:
         return value
@@ -137,7 +137,7 @@ class _PartitionableEvaluation(Evaluation[Any]):
                 for item in operands
             ]
             return [_Merged(array, merged.groups) for array in bind(equation, arrays)]
-        return bind(equation, [self.lower(operand) for operand in operands])
+        return bind(equation, [self.unwrap(operand) for operand in operands])
 
     def _apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name = str(equation.source_info.name_stack)

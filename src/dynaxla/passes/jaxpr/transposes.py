@@ -121,13 +121,13 @@ class _TransposeEvaluation(Evaluation[Value]):
         self._free = free
         self.orders: Orders = {}
 
-    def lift(self, array: Any) -> Value:
+    def wrap(self, array: Any) -> Value:
         return _unpermuted(array)
 
-    def lower(self, value: Value) -> Any:
+    def unwrap(self, value: Value) -> Any:
         return value.plain()
 
-    def lower_result(self, index: int, value: Value) -> Any:
+    def unwrap_result(self, index: int, value: Value) -> Any:
         if index not in self._free or not isinstance(value, Ordered):
             return value.plain()
         self.orders[index] = value.order

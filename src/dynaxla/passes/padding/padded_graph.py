@@ -86,7 +86,7 @@ class PaddedGraph:
 
     Attributes:
         module: the rewritten graph. Its inputs are the original graph's inputs, and then the vector of true sizes.
-        sizes: the expression of each element of the vector of true sizes.
+        true_size_expressions: the expression of each element of the vector of true sizes.
         inputs: the extents of the inputs that are padded, or whose strides depend on rounded sizes, by position.
         numbers: the expressions of the inputs that are sizes, by position.
         outputs: the kinds of the original graph's outputs.
@@ -95,7 +95,7 @@ class PaddedGraph:
     """
 
     module: GraphModule
-    sizes: list[Any]
+    true_size_expressions: list[Any]
     inputs: dict[int, Extents]
     numbers: dict[int, Any]
     outputs: list[InputOutput | ComputedOutput | ViewOutput | NumberOutput]
@@ -216,7 +216,13 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], factorizations: Mapping[Any
     rewrite.finish()
     module.recompile()
     return PaddedGraph(
-        module, rewrite.sizes, inputs, numbers, found, [originals[node] for node in computed], Rounding(environment, rounded)
+        module,
+        rewrite.true_size_expressions,
+        inputs,
+        numbers,
+        found,
+        [originals[node] for node in computed],
+        Rounding(environment, rounded),
     )
 
 

@@ -389,7 +389,7 @@ def _pad(rewrite: PaddingRewrite, node: Node) -> Extents:
                 raise NoPaddingRule("it pads or crops a flattened dimension")
             if width < 0:
                 # Recorded so that a call in which this true size is not positive runs with exact sizes (engine/bucket.py).
-                rewrite.length_index(size + width)
+                rewrite.true_size_index(size + width)
             else:
                 node.update_arg(0, rewrite.masked(node.args[0], [dim], argument(node, "value"), extents))
         result[dim] = Extent.of(size_of(value(node).shape[dim]))

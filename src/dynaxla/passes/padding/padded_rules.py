@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ...lowering.dimensions import wrap
 from ...lowering.graphs import is_tensor
-from ...lowering.ops.masking import as_tuple, cat_valid
+from ...lowering.ops.valid_size_ops import as_tuple, cat_valid
 from ...torch_ops import aten, prims
 from .padding_rewrite import PaddingRewrite
 from .valid_sizes import (
@@ -405,8 +405,8 @@ def _cat(rewrite: PaddingRewrite, node: Node) -> Extents:
     ):
         raise NoPaddingRule("it extends a flattened dimension")
     if any(rewrite.is_padded(extents[dim]) for extents in input_extents[:-1]):
-        start_indices = [rewrite.length_index(sum(sizes[:index])) for index in range(1, len(sizes))]
-        replace_by(node, rewrite.add(cat_valid, (tensors, rewrite.lengths, dim, start_indices), value(node).shape, value(node)))
+        start_indices = [rewrite.true_size_index(sum(sizes[:index])) for index in range(1, len(sizes))]
+        replace_by(node, rewrite.add(cat_valid, (tensors, rewrite.true_sizes, dim, start_indices), value(node).shape, value(node)))
     if not is_nondecreasing(size_of(value(node).shape[dim])):
         raise NoPaddingRule("the size of the result may be larger than its rounded value")
     return tuple(result_extents)

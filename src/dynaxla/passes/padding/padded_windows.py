@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
-from ...lowering.ops.masking import reflect_or_replicate, reflect_or_replicate_backward
+from ...lowering.ops.valid_size_ops import reflect_or_replicate, reflect_or_replicate_backward
 from ...torch_ops import aten
 from .padded_order import rewrite_as_strided
 from .padded_rules import (
@@ -232,9 +232,11 @@ def _pad_reflect_or_replicate(rewrite: PaddingRewrite, node: Node) -> Extents:
     added, rounded, rest = _added_widths(rewrite, x, padding)
     shape = [*value(x).shape]
     for dim, widths in rounded.items():
-        place = rewrite.length_index(size_of(shape[dim]))
+        place = rewrite.true_size_index(size_of(shape[dim]))
         shape[dim] = shape[dim] + sum(widths)
-        x = rewrite.add(reflect_or_replicate, (x, rewrite.lengths, dim, place, widths[0], node.target in _REFLECTION), shape, value(node))
+        x = rewrite.add(
+            reflect_or_replicate, (x, rewrite.true_sizes, dim, place, widths[0], node.target in _REFLECTION), shape, value(node)
+        )
     node.args = (x, rest)
     return tuple(result[dim] if dim in added else extent for dim, extent in enumerate(extents))
 
@@ -252,7 +254,7 @@ def _pad_reflect_or_replicate_backward(rewrite: PaddingRewrite, node: Node) -> E
     for dim, widths in rounded.items():
         size = value(x).shape[dim]
         shape[dim] = size
-        arguments = rewrite.lengths, dim, rewrite.length_index(size_of(size)), widths[0], node.target in _REFLECTION_BACKWARD
+        arguments = rewrite.true_sizes, dim, rewrite.true_size_index(size_of(size)), widths[0], node.target in _REFLECTION_BACKWARD
         grad = rewrite.add(reflect_or_replicate_backward, (rewrite.masked(grad, [dim], 0, extents), *arguments), shape, value(node))
     node.args = (grad, x, rest)
     return tuple(result[dim] if dim in added else extent for dim, extent in enumerate(extents))

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ...lowering.dimensions import wrap
 from ...lowering.graphs import is_tensor
-from ...lowering.ops.masking import write_into
+from ...lowering.ops.valid_size_ops import write_into
 from ...torch_ops import aten
 from .padded_layers import checked_indices
 from .padded_rules import END, argument, converted, number_of, replace_by, require_single_prefix, rule, value
@@ -261,9 +261,10 @@ def _select_scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
 def _replace_by_write(rewrite: PaddingRewrite, node: Node, table: Node, added: Node, dim: int, first: Any, count: Any) -> None:
     """Turns a node into the table with the slice `added` written to the true positions `first` to `first + count`, exclusive."""
     added = converted(rewrite, added, value(table).dtype)
-    length_index, start = (-1, first) if isinstance(first, int) else (rewrite.length_index(first), 0)
-    count_index, fixed_count = (-1, count) if isinstance(count, int) else (rewrite.length_index(count), 0)
+    size_index, start = (-1, first) if isinstance(first, int) else (rewrite.true_size_index(first), 0)
+    count_index, fixed_count = (-1, count) if isinstance(count, int) else (rewrite.true_size_index(count), 0)
     like = value(node)
     replace_by(
-        node, rewrite.add(write_into, (table, added, rewrite.lengths, dim, length_index, start, count_index, fixed_count), like.shape, like)
+        node,
+        rewrite.add(write_into, (table, added, rewrite.true_sizes, dim, size_index, start, count_index, fixed_count), like.shape, like),
     )

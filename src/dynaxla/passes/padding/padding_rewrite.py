@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ...lowering.ops.masking import check_index, masked, repeat_last, roll_or_flip, size_product, slice_at, write_into_zeros
+from ...lowering.ops.valid_size_ops import check_index, masked, repeat_last, roll_or_flip, size_product, slice_at, write_into_zeros
 from ...torch_ops import aten
 from .valid_sizes import Extent, Extents, NoPaddingRule, is_nondecreasing, size_of, sizes_of, symbols_in, symbols_of
 
@@ -33,8 +33,8 @@ class PaddingRewrite:
         rounded: the rounded symbols.
         extents: for each node, the Extents of its tensor, or a list of Extents if the op returns several tensors. A value that is no tensor
             has no entry, or ().
-        lengths: the placeholder for the vector of true sizes (int64).
-        sizes: the expression of each element of `lengths`.
+        true_sizes: the placeholder for the vector of true sizes (int64).
+        true_size_expressions: the expression of each element of `true_sizes`.
         replaced_views: the ids of storages of which a view has become a computed value, because a rule has replaced the view's op.
         original_inputs: the original fake tensor of each input that is padded.
     """
@@ -43,15 +43,15 @@ class PaddingRewrite:
         self.graph = module.graph
         self.rounded = frozenset(rounded)
         self.extents: dict[Node, Any] = {}
-        self.sizes: list[Any] = []
+        self.true_size_expressions: list[Any] = []
         self.replaced_views: set[int] = set()
         self.original_inputs: dict[Node, torch.Tensor] = {}
         self.node: Node
         placeholders = self.graph.find_nodes(op="placeholder")
         self._mode = next(value.fake_mode for node in placeholders if isinstance(value := node.meta["val"], torch._subclasses.FakeTensor))
         with self.graph.inserting_after(placeholders[-1]):
-            self.lengths = self.graph.placeholder("lengths")
-        self.lengths.meta["val"] = self.fake((1,), torch.int64, device)
+            self.true_sizes = self.graph.placeholder("true_sizes")
+        self.true_sizes.meta["val"] = self.fake((1,), torch.int64, device)
         self._masked: dict[tuple[Node, int, tuple[Any, ...], Any], Node] = {}
 
     def fake(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -60,8 +60,8 @@ class PaddingRewrite:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def finish(self) -> None:
-        """Sets the length of `lengths`, once all true sizes that the graph reads are known."""
-        self.lengths.meta["val"] = self.fake((len(self.sizes),), torch.int64, self.lengths.meta["val"].device)
+        """Sets the length of `true_sizes`, once all true sizes that the graph reads are known."""
+        self.true_sizes.meta["val"] = self.fake((len(self.true_size_expressions),), torch.int64, self.true_sizes.meta["val"].device)
 
     # Queries
 
@@ -129,16 +129,16 @@ class PaddingRewrite:
 
     # New nodes
 
-    def length_index(self, size: Any) -> int:
-        """Returns the index of a true size in `lengths`. Adds the size if `lengths` does not have it.
+    def true_size_index(self, size: Any) -> int:
+        """Returns the index of a true size in `true_sizes`. Adds the size if `true_sizes` does not have it.
 
         Raises: NoPaddingRule if the true size may be greater than the rounded size.
         """
         if not is_nondecreasing(size):
             raise NoPaddingRule(f"the position {size} may be larger than its rounded value")
-        if size not in self.sizes:
-            self.sizes.append(size)
-        return self.sizes.index(size)
+        if size not in self.true_size_expressions:
+            self.true_size_expressions.append(size)
+        return self.true_size_expressions.index(size)
 
     def add(self, op: Callable[..., Any], args: tuple[Any, ...], shape: Sequence[Any], like: torch.Tensor, **kwargs: Any) -> Node:
         """Adds the call of an op.
@@ -189,10 +189,10 @@ class PaddingRewrite:
                 continue
             key = node, dim, extent.factors, (type(fill), fill)
             if key not in self._masked:
-                length_indices = [self.length_index(factor) if self.is_padded(Extent.of(factor)) else -1 for factor in extent.factors]
+                size_indices = [self.true_size_index(factor) if self.is_padded(Extent.of(factor)) else -1 for factor in extent.factors]
                 sizes = [self._rounded_factor(node, dim, factor, len(extent.factors)) for factor in extent.factors]
                 value = node.meta["val"]
-                added = self.add(masked, (node, self.lengths, dim, sizes, length_indices, fill), value.shape, value)
+                added = self.add(masked, (node, self.true_sizes, dim, sizes, size_indices, fill), value.shape, value)
                 self.extents[added] = tuple(own.non_uniform if d == dim else own for d, own in enumerate(self.extents_of(node)))
                 self._masked[key] = added
             node = self._masked[key]
@@ -223,8 +223,8 @@ class PaddingRewrite:
             start: the true start, as an expression or an int.
             shape: the shape of the slice.
         """
-        length_and_start = (-1, start) if isinstance(start, int) else (self.length_index(start),)
-        return self.add(slice_at, (node, self.lengths, dim, *length_and_start), shape, node.meta["val"])
+        index_and_start = (-1, start) if isinstance(start, int) else (self.true_size_index(start),)
+        return self.add(slice_at, (node, self.true_sizes, dim, *index_and_start), shape, node.meta["val"])
 
     def embedded_in_zeros(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
         """Adds a tensor of zeros into which `node` is written along a dimension.
@@ -235,13 +235,16 @@ class PaddingRewrite:
             start: the first position to write, as an expression.
             shape: the shape of the result.
         """
-        return self.add(write_into_zeros, (node, self.lengths, dim, self.length_index(start)), shape, node.meta["val"])
+        return self.add(write_into_zeros, (node, self.true_sizes, dim, self.true_size_index(start)), shape, node.meta["val"])
 
     def rolled_or_flipped(self, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
         """Rolls the valid positions of a dimension, which are one prefix, by `shift`, or reverses their order (`backwards`)."""
         value = node.meta["val"]
         added = self.add(
-            roll_or_flip, (node, self.lengths, dim, self.length_index(size_of(value.shape[dim])), shift, backwards), value.shape, value
+            roll_or_flip,
+            (node, self.true_sizes, dim, self.true_size_index(size_of(value.shape[dim])), shift, backwards),
+            value.shape,
+            value,
         )
         self.extents[added] = self.extents_of(node)
         return added
@@ -258,7 +261,7 @@ class PaddingRewrite:
             if len(extent.factors) > 1:
                 raise NoPaddingRule("it reads the last element of a flattened dimension")
             value = node.meta["val"]
-            added = self.add(repeat_last, (node, self.lengths, dim, self.length_index(extent.factors[0])), value.shape, value)
+            added = self.add(repeat_last, (node, self.true_sizes, dim, self.true_size_index(extent.factors[0])), value.shape, value)
             self.extents[added] = self.extents_of(node)
             node = added
         return node
@@ -275,7 +278,7 @@ class PaddingRewrite:
             ignored: an index that is not checked; None for none.
         """
         value = index.meta["val"]
-        arguments = index, self.lengths, dim, self.length_index(size), from_end, is_index, ignored
+        arguments = index, self.true_sizes, dim, self.true_size_index(size), from_end, is_index, ignored
         added = self.add(check_index, arguments, value.shape, value, result_dtype=torch.int64)
         self.extents[added] = self.extents_of(index)
         return added
@@ -305,13 +308,13 @@ class PaddingRewrite:
 
     def true_product(self, sizes: Sequence[Any], like: torch.Tensor) -> Node:
         """Returns the product of true sizes as an int64 tensor of rank 0."""
-        constant_factor, length_indices = 1, []
+        constant_factor, size_indices = 1, []
         for size in sizes:
             if isinstance(size, int):
                 constant_factor *= size
             else:
-                length_indices.append(self.length_index(size))
-        return self.add(size_product, (self.lengths, length_indices, constant_factor), (), like, result_dtype=torch.int64)
+                size_indices.append(self.true_size_index(size))
+        return self.add(size_product, (self.true_sizes, size_indices, constant_factor), (), like, result_dtype=torch.int64)
 
 
 # The ops that `true_float` uses for the functions of sympy and torch in expressions.

@@ -1,4 +1,4 @@
-"""Tests of a graph's fingerprint: a text that is equal for equal graphs in any process, and different for different graphs."""
+"""Tests of a graph's text, which is equal for equal graphs in any process, and different for different graphs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.fingerprint import fingerprint
+from dynaxla.capture.graph_text import graph_text
 from dynaxla.lowering.graphs import FOR_CHECKS
 
 base = torch.arange(6.0).reshape(2, 3)
 
 
 def text(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> str | None:
-    return fingerprint(make_fx(function, tracing_mode=mode)(*inputs))
+    return graph_text(make_fx(function, tracing_mode=mode)(*inputs))
 
 
-def test_equal_graphs_have_equal_fingerprints() -> None:
+def test_equal_graphs_have_equal_texts() -> None:
     texts = {text(lambda x: [x.t() @ x, x.sum(0)], base) for _ in range(2)}
     assert len(texts) == 1
     assert None not in texts
@@ -37,35 +37,35 @@ def test_equal_graphs_have_equal_fingerprints() -> None:
         (lambda x: [x.to(torch.float16)], lambda x: [x.to(torch.bfloat16)]),
     ],
 )
-def test_different_graphs_have_different_fingerprints(first: Callable[..., Any], second: Callable[..., Any]) -> None:
+def test_different_graphs_have_different_texts(first: Callable[..., Any], second: Callable[..., Any]) -> None:
     texts = text(first, base, mode="real"), text(second, base, mode="real")
     assert None not in texts
     assert texts[0] != texts[1]
 
 
 @pytest.mark.parametrize("other", [torch.ones(3, 2).t(), torch.ones(2, 4)[:, :3], torch.ones(7)[1:].view(2, 3), torch.ones(2, 3).double()])
-def test_fingerprint_depends_on_shape_strides_offset_and_dtype(other: torch.Tensor) -> None:
+def test_text_depends_on_shape_strides_offset_and_dtype(other: torch.Tensor) -> None:
     assert text(lambda x: [x + 1], other) not in (text(lambda x: [x + 1], base), None)
 
 
-def test_fingerprint_depends_on_marks_but_not_on_names_of_nodes() -> None:
+def test_text_depends_on_marks_but_not_on_names_of_nodes() -> None:
     module = make_fx(lambda x: [x.sin()], tracing_mode="fake")(base)
-    before = fingerprint(module)
+    before = graph_text(module)
     node = next(node for node in module.graph.nodes if node.op == "call_function")
     node.meta[FOR_CHECKS] = True
-    assert fingerprint(module) != before
+    assert graph_text(module) != before
     node.name = "another"
     del node.meta[FOR_CHECKS]
-    assert fingerprint(module) == before
+    assert graph_text(module) == before
 
 
-def test_graphs_without_a_fingerprint() -> None:
+def test_graphs_without_a_text() -> None:
     assert text(lambda x: [x + 1], base, mode="symbolic") is None
     assert text(lambda x: [torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], base) is None
     graph = torch.fx.Graph()
     drawn = graph.call_function(torch.ops.aten.randn.generator, ([3],), {"generator": None})
     graph.output((drawn,))
     module = torch.fx.GraphModule({}, graph)
-    assert fingerprint(module) is not None
+    assert graph_text(module) is not None
     drawn.kwargs = {"generator": torch.Generator()}
-    assert fingerprint(module) is None
+    assert graph_text(module) is None

@@ -27,7 +27,7 @@ _KNOWN_NAMESPACES = ("aten", "prims")
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def fingerprint(module: GraphModule) -> str | None:
+def graph_text(module: GraphModule) -> str | None:
     """Returns an ATen graph as text, or None if the graph has no text. The text leaves out node names and source lines."""
     try:
         with _disable_current_modes():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynaxla.lowering.context import Context
-from dynaxla.lowering.ops.masking import (
+from dynaxla.lowering.ops.valid_size_ops import (
     as_tuple,
     cat_valid,
     check_index,

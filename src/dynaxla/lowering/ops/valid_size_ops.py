@@ -1,8 +1,8 @@
 """Custom ops and their lowerings for programs that are compiled for rounded sizes (see passes/padding/padded_rules.py).
 
-The ops read the true sizes from an input of the program: `lengths`, an int64 vector. A `length_index` is an index into `lengths`; -1 stands
-for a size or position that needs no true size. Along a dimension, the elements before the true size are valid. The elements after it are
-padding with arbitrary values.
+The ops read the true sizes from an input of the program: `true_sizes`, an int64 vector. A `size_index` is an index into `true_sizes`; -1
+stands for a size or position that needs no true size. Along a dimension, the elements before the true size are valid. The elements after
+it are padding with arbitrary values.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..promotion import convert, full_like, number, to_accumulator
 from ..registry import lowers
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
-_library.define("masked(Tensor x, Tensor lengths, int dim, SymInt[] sizes, int[] length_indices, Scalar fill) -> Tensor")
-_library.define("slice_at(Tensor x, Tensor lengths, int dim, int length_index, int start=0) -> Tensor")
-_library.define("cat_valid(Tensor[] tensors, Tensor lengths, int dim, int[] length_indices) -> Tensor")
-_library.define("write_into_zeros(Tensor x, Tensor lengths, int dim, int length_index) -> Tensor")
+_library.define("masked(Tensor x, Tensor true_sizes, int dim, SymInt[] sizes, int[] size_indices, Scalar fill) -> Tensor")
+_library.define("slice_at(Tensor x, Tensor true_sizes, int dim, int size_index, int start=0) -> Tensor")
+_library.define("cat_valid(Tensor[] tensors, Tensor true_sizes, int dim, int[] size_indices) -> Tensor")
+_library.define("write_into_zeros(Tensor x, Tensor true_sizes, int dim, int size_index) -> Tensor")
 _library.define(
-    "check_index(Tensor index, Tensor lengths, int dim, int length_index, bool from_end, bool is_index, int? ignored=None) -> Tensor"
+    "check_index(Tensor index, Tensor true_sizes, int dim, int size_index, bool from_end, bool is_index, int? ignored=None) -> Tensor"
 )
-_library.define("size_product(Tensor lengths, int[] length_indices, int times) -> Tensor")
+_library.define("size_product(Tensor true_sizes, int[] size_indices, int times) -> Tensor")
 _library.define("as_tuple(Tensor?[] tensors) -> Tensor?[]")
-_library.define("roll_or_flip(Tensor x, Tensor lengths, int dim, int length_index, int shift, bool is_flip) -> Tensor")
-_library.define("repeat_last(Tensor x, Tensor lengths, int dim, int length_index) -> Tensor")
-_library.define("reflect_or_replicate(Tensor x, Tensor lengths, int dim, int length_index, int before, bool is_reflection) -> Tensor")
+_library.define("roll_or_flip(Tensor x, Tensor true_sizes, int dim, int size_index, int shift, bool is_flip) -> Tensor")
+_library.define("repeat_last(Tensor x, Tensor true_sizes, int dim, int size_index) -> Tensor")
+_library.define("reflect_or_replicate(Tensor x, Tensor true_sizes, int dim, int size_index, int before, bool is_reflection) -> Tensor")
 _library.define(
-    "reflect_or_replicate_backward(Tensor grad, Tensor lengths, int dim, int length_index, int before, bool is_reflection) -> Tensor"
+    "reflect_or_replicate_backward(Tensor grad, Tensor true_sizes, int dim, int size_index, int before, bool is_reflection) -> Tensor"
 )
 _library.define(
-    "write_into(Tensor x, Tensor added, Tensor lengths, int dim, int length_index, int start, int count_index, int count) -> Tensor"
+    "write_into(Tensor x, Tensor added, Tensor true_sizes, int dim, int size_index, int start, int count_index, int count) -> Tensor"
 )
 
 masked = torch.ops.dynaxla.masked.default
@@ -55,7 +55,7 @@ write_into = torch.ops.dynaxla.write_into.default
 
 
 @lowers(masked)
-def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_indices: Sequence[int], fill: bool | int | float) -> Array:
+def _masked(x: Array, true_sizes: Array, dim: int, sizes: Sequence[int], size_indices: Sequence[int], fill: bool | int | float) -> Array:
     """Replaces the padding along `dim` by `fill`.
 
     `dim` may be several flattened dimensions. Then a position is padding if its coordinate in any of them is not less than the true size
@@ -66,58 +66,66 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_ind
 
     Args:
         x: The tensor with padding.
-        lengths: The true sizes.
+        true_sizes: The true sizes.
         dim: The dimension to mask.
         sizes: The rounded size of each dimension that is flattened into `dim`, the slowest first.
-        length_indices: The index of each dimension's true size, or -1.
+        size_indices: The index of each dimension's true size, or -1.
         fill: The value of masked elements.
     """
     is_valid = lax.full((x.shape[dim],), True)
     step = 1
-    for size, length_index in reversed(list(zip(sizes, length_indices, strict=True))):
-        if length_index >= 0:
+    for size, size_index in reversed(list(zip(sizes, size_indices, strict=True))):
+        if size_index >= 0:
             positions = lax.iota(np.int64, x.shape[dim])
             coordinates = lax.rem(lax.div(positions, np.int64(step)), np.int64(size)) if len(sizes) > 1 else positions
-            is_valid = lax.bitwise_and(is_valid, lax.lt(coordinates, lax.broadcast(lengths[length_index], is_valid.shape)))
+            is_valid = lax.bitwise_and(is_valid, lax.lt(coordinates, lax.broadcast(true_sizes[size_index], is_valid.shape)))
         step *= size
     return lax.select(lax.broadcast_in_dim(is_valid, x.shape, (dim,)), x, full_like(x, fill))
 
 
 @lowers(slice_at)
-def _slice_at(x: Array, lengths: Array, dim: int, length_index: int, start: int = 0, *, ctx: Context) -> Array:
+def _slice_at(x: Array, true_sizes: Array, dim: int, size_index: int, start: int = 0, *, ctx: Context) -> Array:
     """Returns a slice of x along `dim`, whose size is that of the node's output.
 
-    The slice begins at position lengths[length_index], or at `start` if `length_index` is -1.
+    The slice begins at position true_sizes[size_index], or at `start` if `size_index` is -1.
     """
-    return lax.dynamic_slice_in_dim(x, lengths[length_index] if length_index >= 0 else start, cast(TensorSpec, ctx.output).shape[dim], dim)
+    return lax.dynamic_slice_in_dim(x, true_sizes[size_index] if size_index >= 0 else start, cast(TensorSpec, ctx.output).shape[dim], dim)
 
 
 @lowers(cat_valid)
-def _cat_valid(tensors: Sequence[Array], lengths: Array, dim: int, length_indices: Sequence[int]) -> Array:
+def _cat_valid(tensors: Sequence[Array], true_sizes: Array, dim: int, size_indices: Sequence[int]) -> Array:
     """Concatenates the valid elements of tensors. The elements after the last valid one are arbitrary.
 
-    length_indices: for each tensor but the first, the index into `lengths` of the tensor's position in the result, which is the sum of the
+    size_indices: for each tensor but the first, the index into `true_sizes` of the tensor's position in the result, which is the sum of the
         true sizes of the tensors before it.
     """
     first, *rest = tensors
     total = sum(tensor.shape[dim] for tensor in tensors)
     padding = [(0, total - first.shape[dim] if d == dim else 0, 0) for d in range(first.ndim)]
     result = lax.pad(first, number(0, first.dtype), padding)
-    for tensor, length_index in zip(rest, length_indices, strict=True):
-        result = lax.dynamic_update_slice_in_dim(result, tensor, lengths[length_index], dim)
+    for tensor, size_index in zip(rest, size_indices, strict=True):
+        result = lax.dynamic_update_slice_in_dim(result, tensor, true_sizes[size_index], dim)
     return result
 
 
 @lowers(write_into_zeros)
-def _write_into_zeros(x: Array, lengths: Array, dim: int, length_index: int, ctx: Context) -> Array:
-    """Returns zeros in the shape of the node's output, with x written at position lengths[length_index] along `dim`."""
+def _write_into_zeros(x: Array, true_sizes: Array, dim: int, size_index: int, ctx: Context) -> Array:
+    """Returns zeros in the shape of the node's output, with x written at position true_sizes[size_index] along `dim`."""
     shape = (*x.shape[:dim], cast(TensorSpec, ctx.output).shape[dim], *x.shape[dim + 1 :])
-    return lax.dynamic_update_slice_in_dim(lax.full(shape, number(0, x.dtype)), x, lengths[length_index], dim)
+    return lax.dynamic_update_slice_in_dim(lax.full(shape, number(0, x.dtype)), x, true_sizes[size_index], dim)
 
 
 @lowers(check_index)
 def _check_index(
-    index: Array, lengths: Array, dim: int, length_index: int, from_end: bool, is_index: bool, ignored: int | None = None, *, ctx: Context
+    index: Array,
+    true_sizes: Array,
+    dim: int,
+    size_index: int,
+    from_end: bool,
+    is_index: bool,
+    ignored: int | None = None,
+    *,
+    ctx: Context,
 ) -> Array:
     """Checks indices against the true size of a dimension. Returns the indices; with `from_end`, the true size is added to negative ones.
 
@@ -126,16 +134,16 @@ def _check_index(
 
     Args:
         index: The indices.
-        lengths: The true sizes.
+        true_sizes: The true sizes.
         dim: The indexed dimension, for the message.
-        length_index: The index of the dimension's true size.
+        size_index: The index of the dimension's true size.
         from_end: True if negative indices are allowed; they count from the true end.
         is_index: True for an op that raises IndexError in eager mode.
         ignored: An index that is always allowed, such as a loss's `ignore_index`.
         ctx: The context of the current node.
     """
     index = convert(index, np.dtype(np.int64))
-    size = lax.broadcast(lengths[length_index], index.shape)
+    size = lax.broadcast(true_sizes[size_index], index.shape)
     zero = lax.full_like(index, 0)
     low = lax.neg(size) if from_end else zero
     is_in_range = lax.bitwise_and(lax.ge(index, low), lax.lt(index, size))
@@ -146,11 +154,11 @@ def _check_index(
 
 
 @lowers(size_product)
-def _size_product(lengths: Array, length_indices: Sequence[int], times: int) -> Array:
-    """Returns the product of `times` and the true sizes at `length_indices`: int64[]."""
+def _size_product(true_sizes: Array, size_indices: Sequence[int], times: int) -> Array:
+    """Returns the product of `times` and the true sizes at `size_indices`: int64[]."""
     result = jnp.asarray(np.int64(times))
-    for length_index in length_indices:
-        result = lax.mul(result, lengths[length_index])
+    for size_index in size_indices:
+        result = lax.mul(result, true_sizes[size_index])
     return result
 
 
@@ -161,23 +169,23 @@ def _as_tuple(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
 
 
 @lowers(roll_or_flip)
-def _roll_or_flip(x: Array, lengths: Array, dim: int, length_index: int, shift: int, is_flip: bool) -> Array:
+def _roll_or_flip(x: Array, true_sizes: Array, dim: int, size_index: int, shift: int, is_flip: bool) -> Array:
     """Rolls the valid elements of x along `dim` by `shift`, or with `is_flip` reverses them.
 
     Shape:  that of x. The padding of the result is arbitrary.
     """
-    size, positions = lengths[length_index], lax.iota(np.int64, x.shape[dim])
+    size, positions = true_sizes[size_index], lax.iota(np.int64, x.shape[dim])
     source = lax.sub(lax.sub(size, np.int64(1)), positions) if is_flip else lax.sub(positions, np.int64(shift))
     return jnp.take(x, lax.rem(lax.add(lax.rem(source, size), size), size), axis=dim, mode="clip")
 
 
 @lowers(repeat_last)
-def _repeat_last(x: Array, lengths: Array, dim: int, length_index: int) -> Array:
+def _repeat_last(x: Array, true_sizes: Array, dim: int, size_index: int) -> Array:
     """Replaces the padding along `dim` by copies of the last valid element.
 
     Shape:  that of x.
     """
-    last = lax.sub(lengths[length_index], np.int64(1))
+    last = lax.sub(true_sizes[size_index], np.int64(1))
     return jnp.take(x, lax.min(lax.iota(np.int64, x.shape[dim]), last), axis=dim, mode="clip")
 
 
@@ -198,7 +206,7 @@ def _source_indices(count: int, size: Array, before: int, is_reflection: bool) -
 
 @lowers(reflect_or_replicate)
 def _reflect_or_replicate(
-    x: Array, lengths: Array, dim: int, length_index: int, before: int, is_reflection: bool, *, ctx: Context
+    x: Array, true_sizes: Array, dim: int, size_index: int, before: int, is_reflection: bool, *, ctx: Context
 ) -> Array:
     """Reflection padding (with `is_reflection`) or replication padding of the valid elements along `dim`.
 
@@ -206,13 +214,13 @@ def _reflect_or_replicate(
 
     Shape:  that of the node's output, which differs from x in `dim` only. Elements after the result's true size are arbitrary.
     """
-    sources = _source_indices(cast(TensorSpec, ctx.output).shape[dim], lengths[length_index], before, is_reflection)
+    sources = _source_indices(cast(TensorSpec, ctx.output).shape[dim], true_sizes[size_index], before, is_reflection)
     return jnp.take(x, sources, axis=dim, mode="clip")
 
 
 @lowers(reflect_or_replicate_backward)
 def _reflect_or_replicate_backward(
-    grad: Array, lengths: Array, dim: int, length_index: int, before: int, is_reflection: bool, *, ctx: Context
+    grad: Array, true_sizes: Array, dim: int, size_index: int, before: int, is_reflection: bool, *, ctx: Context
 ) -> Array:
     """The gradient of x in `_reflect_or_replicate`: for each element, the sum of the gradients of its copies in the result.
 
@@ -220,23 +228,23 @@ def _reflect_or_replicate_backward(
 
     Dtype:  that of grad; half types are added in float32.
     """
-    sources = _source_indices(grad.shape[dim], lengths[length_index], before, is_reflection)
+    sources = _source_indices(grad.shape[dim], true_sizes[size_index], before, is_reflection)
     wide = jnp.moveaxis(to_accumulator(grad), dim, 0)
     zeros = lax.full((cast(TensorSpec, ctx.output).shape[dim], *wide.shape[1:]), number(0, wide.dtype))
     return convert(jnp.moveaxis(zeros.at[sources].add(wide), 0, dim), grad.dtype)
 
 
 @lowers(write_into)
-def _write_into(x: Array, added: Array, lengths: Array, dim: int, length_index: int, start: int, count_index: int, count: int) -> Array:
+def _write_into(x: Array, added: Array, true_sizes: Array, dim: int, size_index: int, start: int, count_index: int, count: int) -> Array:
     """Returns x with the first elements of `added` written along `dim`.
 
-    The write begins at position lengths[length_index], or at `start` if `length_index` is -1. It covers lengths[count_index] elements, or
+    The write begins at position true_sizes[size_index], or at `start` if `size_index` is -1. It covers true_sizes[count_index] elements, or
     `count` if `count_index` is -1.
     """
     if added.shape[dim] == 0:
         return x
-    first = lengths[length_index] if length_index >= 0 else np.int64(start)
-    written_count = lengths[count_index] if count_index >= 0 else np.int64(count)
+    first = true_sizes[size_index] if size_index >= 0 else np.int64(start)
+    written_count = true_sizes[count_index] if count_index >= 0 else np.int64(count)
     source = lax.sub(lax.iota(np.int64, x.shape[dim]), first)
     is_written = lax.bitwise_and(lax.ge(source, np.int64(0)), lax.lt(source, written_count))
     written_elements = jnp.take(added, lax.clamp(np.int64(0), source, np.int64(added.shape[dim] - 1)), axis=dim, mode="clip")

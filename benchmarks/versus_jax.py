@@ -198,7 +198,7 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
         "Milliseconds of functions made by `dynaxla.to_jax`, and of the same mathematics written in JAX by hand",
-        "(`benchmarks/beside_jax.py`). Both run under `jax.jit`, and take turns in one process. *to_jax / by hand*: the median of the",
+        "(`benchmarks/versus_jax.py`). Both run under `jax.jit`, and take turns in one process. *to_jax / by hand*: the median of the",
         f"ratios of all rounds; the goal is at most {LIMIT}. *Distance*: the largest difference between the two results, divided by the",
         "largest number in them.",
         "",

@@ -44,7 +44,7 @@ assert len(seen) == 4 and seen[-1] < seen[0]
 assert dynaxla.metrics.snapshot()["eager_steps"] >= 4
 """,
     "generation": """
-assert found.shape == (2, 17)
+assert generated.shape == (2, 17)
 """,
     "sizes": """
 assert counts["graphs"] == 1 and counts["compile"] < 8
@@ -86,7 +86,7 @@ torch.testing.assert_close(by_inductor(x), model(x))
 assert losses[-1] < losses[0]
 """,
     "export": """
-assert found.shape == (5, 4)
+assert result.shape == (5, 4)
 assert {path.name for path in __import__("pathlib").Path("linear").iterdir()} == {"program.mlirbc", "weights.safetensors", "manifest.json"}
 """,
     "explain": """

@@ -77,9 +77,10 @@ def compile_with_contest(
     """
     check_names(options.engines)
     training = torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in example_inputs)
-    dynaxla_or_reason = compiled_or_reason(
-        lambda: compile_with_dynaxla(copy_graph(module), example_inputs, dataclasses.replace(options, engines=()))
-    )
+    # Engines are compared by the times of their calls, so no call of dynaxla may be one of torch's kernels while XLA compiles.
+    compile_option = "now" if options.compile == "auto" else options.compile
+    own_options = dataclasses.replace(options, engines=(), compile=compile_option)
+    dynaxla_or_reason = compiled_or_reason(lambda: compile_with_dynaxla(copy_graph(module), example_inputs, own_options))
     run_once_reason = _reason_to_run_once(module, example_inputs, facts, training)
     eager = private.forward_of(module)
     phase = "training" if training else "inference"

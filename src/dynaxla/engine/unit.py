@@ -234,7 +234,7 @@ class CompilationUnit:
         """The number of programs for whose compilation calls wait. Further programs are compiled in the background.
 
         Infinity means that none is compiled in the background. With the option compile="auto", that is the case unless the graph has
-        dynamic sizes and is on the CPU. It is also the case if all results must be those of XLA: for a dump, a comparison of engines, and
+        dynamic sizes and is on the CPU. It is also the case if all results must be those of XLA: for a dump, and for
         `torch.use_deterministic_algorithms`.
         """
         options = self.options
@@ -243,7 +243,7 @@ class CompilationUnit:
             return math.inf
         if options.compile == "auto":
             is_dynamic = self.device_kind is None and self.platform == "cpu" and not self.sizes.is_static
-            if options.engines or options.dump is not None or not is_dynamic or torch.are_deterministic_algorithms_enabled():
+            if options.dump is not None or not is_dynamic or torch.are_deterministic_algorithms_enabled():
                 return math.inf
         return (FOREGROUND_PROGRAMS if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 

@@ -357,6 +357,28 @@ def test_signs_of_zero(dtype: torch.dtype) -> None:
         assert actual.signbit()[known].equal(expected.signbit()[known]), (name, actual, expected)
 
 
+MERGED: dict[str, tuple[Callable[..., torch.Tensor], list[float]]] = {
+    "sums and a view": (lambda x: (x + 12582912.0).view(-1) - 12582912.0, [1.3, 2.7]),
+    "sums and a copy": (lambda x: (x + 1e8).clone() - 1e8, [1.5, -2.5]),
+    "sums with a filled tensor": (lambda x: (x + 1e8) - torch.full_like(x, 1e8), [1.5, -2.5]),
+    "sums with a constant": (lambda x: (x + torch.tensor(1e8)) - torch.tensor(1e8), [1.5, -2.5]),
+    "products and a copy": (lambda x: (x * 1e30).clone() * 1e-30, [1e10, 2.0]),
+    "quotients and a copy": (lambda x: (x / x).clone() / (1 / x), [1e30, 1e-30]),
+    "quotients and a view": (lambda x: ((x / x).view(-1) / x) / x, [1e30, 1e-30]),
+    "logarithm of a power": (lambda x: torch.log(x**2.5), [-2.0, 1e30]),
+    "logarithm of a power of tensors": (lambda x: torch.log(torch.pow(x, torch.tensor(3.0))), [-2.0, 1e30]),
+    "root of a product": (lambda x: torch.sqrt(x * x), [1e30, 1e-30]),
+    "root of a square": (lambda x: torch.sqrt((x**2).view(-1)), [1e30, 1e-30]),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_ops_that_xla_would_merge(name: str) -> None:
+    """Rounding, overflow, underflow and NaN of an intermediate result are part of the result."""
+    function, values = MERGED[name]
+    check(function, torch.tensor(values), calls=1)
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 def test_scalars_round_to_the_half_type(half: torch.dtype) -> None:
     """A scalar rounds to the half type, except as the second operand of a product or a quotient: bfloat16 0.1 - float32 0.1 is 0."""

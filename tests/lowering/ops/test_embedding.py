@@ -38,6 +38,15 @@ def test_embedding_bag(mode: str) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bag_with_indices_after_the_last_offset(mode: str) -> None:
+    check(
+        lambda table: F.embedding_bag(torch.arange(4), table, torch.tensor([0, 2, 3]), mode=mode, include_last_offset=True),
+        torch.randn(6, 3),
+        calls=1,
+    )
+
+
 def test_embedding_bag_with_weights() -> None:
     tokens, offsets = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
     check_gradients(

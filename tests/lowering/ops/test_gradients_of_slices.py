@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from support import internals
+from support.comparisons.compare import check
 from support.comparisons.gradients import check_gradients
 
 
@@ -55,6 +56,10 @@ def test_slices_that_do_not_overlap_are_not_summed(name: str, monkeypatch: pytes
     torch.compile(function, backend="dynaxla", options={"cache": ""})(x).sum().backward()
     assert joined_chains
     assert any(joined_chains) is is_joined
+
+
+def test_concatenation_that_a_sum_broadcasts() -> None:
+    check(lambda a, b: torch.cat([a], 0) + torch.cat([torch.zeros(1, 4), b], 0), torch.randn(1, 4), torch.randn(2, 4), calls=1)
 
 
 def test_random_slices() -> None:

@@ -19,6 +19,7 @@ from ..promotion import Promotion, broadcast_shapes, elementwise, full_like, num
 from ..registry import lowers
 from ..symbolic_numbers import as_array, is_symbolic
 from .bounds import require_static
+from .elementwise import producer
 from .float_bits import copysign
 from .rounding import rounded, truncate
 
@@ -52,7 +53,8 @@ def _unmerged_division(function: Function, ctx: Context) -> Function:
     """Returns `function` with, if necessary, barriers that keep XLA from merging its division with divisions that compute its operands."""
     # XLA replaces (a / b) / c by a / (b * c), and a / (b / c) by a * c / b: the product may overflow where eager mode is finite. The
     # barrier prevents this. XLA:CPU still fuses the ops before the barrier with those after it.
-    quotients = {index for index, item in enumerate(ctx.node.args) if isinstance(item, Node) and item.target in _QUOTIENTS}
+    producers = map(producer, ctx.node.args)
+    quotients = {index for index, item in enumerate(producers) if isinstance(item, Node) and item.target in _QUOTIENTS}
     if not ctx.eager.prevents_merging or not quotients:
         return function
     return lambda *operands: function(

@@ -52,21 +52,31 @@ _SUMS = frozenset([aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.S
 _PRODUCTS = frozenset([aten.mul.Tensor, aten.mul.Scalar])
 
 
+def producer(item: Any) -> Any:
+    """Returns the node that computes the values of an argument: skips views and copies. Other arguments are returned unchanged."""
+    while isinstance(item, Node) and item.op == "call_function" and (item.target in _COPIES or getattr(item.target, "is_view", False)):
+        item = item.args[0]
+    return item
+
+
 def _unmerged(function: Function, ctx: Context, ops: Set[Any]) -> Function:
     """Returns `function`, of two operands. Adds a barrier if XLA would merge its op with one of `ops` that computes an operand."""
-    operands = ctx.node.args[:2]
-    if not ctx.eager.prevents_merging or not any(map(_is_constant_number, operands)):
+    operands = [producer(item) for item in ctx.node.args[:2]]
+    if not ctx.eager.prevents_merging or not any(map(_is_constant, operands)):
         return function
-    if not any(isinstance(item, Node) and item.target in ops and any(map(_is_constant_number, item.args[:2])) for item in operands):
+    if not any(isinstance(item, Node) and item.target in ops and any(map(_is_constant, map(producer, item.args[:2]))) for item in operands):
         return function
     if not dtypes.is_inexact(ctx.output.jax_dtype):
         return function
     # The barrier hides the number from XLA's simplification. XLA:CPU still fuses the ops before the barrier with those after it.
-    is_first = _is_constant_number(operands[0])
+    is_first = _is_constant(operands[0])
     return lambda a, b: function(lax.optimization_barrier(a), b) if is_first else function(a, lax.optimization_barrier(b))
 
 
-def _is_constant_number(value: Any) -> bool:
+def _is_constant(value: Any) -> bool:
+    """True for a number, a filled tensor or a constant of the graph, but not for a dynamic scalar."""
+    if isinstance(value, Node):
+        return value.op == "get_attr" or value.target in _FILL_VALUE_POSITION
     return isinstance(value, (int, float, complex)) and not is_dynamic(value) and not is_symbolic(value)
 
 
@@ -109,7 +119,7 @@ def _is_tensor_of_zeros(node: Any) -> bool:
         return not bool(constant.ne(0).any()) and not bool(constant.signbit().any())
 
 
-_COPIES = frozenset([aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default])
+_COPIES = frozenset([aten._to_copy.default, aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default])
 # Constants with more elements are not inspected.
 _MAX_INSPECTED_ELEMENTS = 1000
 
@@ -518,14 +528,43 @@ lower_table(
 
 lower_table({aten.abs.default: _absolute}, promote=Promotion.COMPLEX_TO_FLOAT)
 
+# XLA replaces sqrt(x * x) by |x| and log(x ** y) by y * log|x|: overflows, underflows and NaNs of the operand would be lost.
+_POWERS_AND_PRODUCTS = frozenset(
+    [aten.mul.Tensor, aten.square.default, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar, aten.float_power.Tensor_Scalar]
+)
+
+
+def _of_exact_operand(function: Function, ctx: Context) -> Function:
+    """Returns `function` with a barrier, if necessary, that keeps XLA from simplifying it together with the op of its operand."""
+    item = producer(ctx.node.args[0])
+    is_power = isinstance(item, Node) and item.target in _POWERS_AND_PRODUCTS
+    return (lambda x: function(lax.optimization_barrier(x))) if ctx.eager.prevents_merging and is_power else function
+
+
+@lowers(aten.sqrt.default)
+def sqrt(x: Array, *, ctx: Context) -> Array:
+    """The square root; NaN for negative numbers.
+
+    Dtype:  that of x; the default float for bool and integers.
+    """
+    return elementwise(_of_exact_operand(lax.sqrt, ctx), (x,), Promotion.INT_TO_FLOAT)
+
+
+@lowers(aten.log.default)
+def log(x: Array, *, ctx: Context) -> Array:
+    """The natural logarithm; NaN for negative numbers.
+
+    Dtype:  that of x; the default float for bool and integers.
+    """
+    return elementwise(_of_exact_operand(lax.log, ctx), (x,), Promotion.INT_TO_FLOAT)
+
+
 lower_table(
     {
-        aten.sqrt.default: lax.sqrt,
         aten.rsqrt.default: lax.rsqrt,
         aten.exp.default: exp,
         aten.exp2.default: _exp2,
         aten.expm1.default: lax.expm1,
-        aten.log.default: lax.log,
         aten.log1p.default: lax.log1p,
         aten.log2.default: _log2,
         aten.log10.default: _log10,

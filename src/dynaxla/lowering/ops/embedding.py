@@ -174,6 +174,9 @@ def embedding_bag(
         max_indices = lax.select(is_nonempty, take_along(indices, 0, first_position), max_indices) if indices.size else max_indices
         result = lax.select(is_nonempty, result, lax.full_like(result, 0))
     else:
+        if include_last_offset:  # Eager mode's sums end there. Its maxima, and the sizes by which it divides, count all indices.
+            is_past_end = lax.ge(lax.iota(offsets.dtype, indices.size), offsets[-1])
+            target = lax.select(is_past_end, lax.full_like(target, bags), target)
         result = write_slices(lax.full((bags, width), 0, accumulator), 0, target, rows, "sum")
         if mode == MEAN:
             result = lax.div(result, expand_leading(convert(lax.max(sizes, lax.full_like(sizes, 1)), accumulator), result.shape))

@@ -112,6 +112,8 @@ def _slice_gradients(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_
     """
     args: Any = node.args
     if node.target is aten.cat.default:
+        if ctx.spec(node).shape != shape:  # the sum broadcasts the cat
+            return None
         dim, start, slices = wrap(args[1] if len(args) > 1 else 0, len(shape)), 0, []
         for operand in args[0]:
             operand_shape = ctx.spec(operand).shape

@@ -292,3 +292,14 @@ def test_sums_and_products_in_bool(values: list[list[float]]) -> None:
 
     x = torch.tensor(values)
     torch.testing.assert_close(torch.compile(reductions, backend="dynaxla", fullgraph=True)(x), reductions(x))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "nansum", "cumsum", "cumprod"])
+def test_operand_is_first_cast_to_the_dtype_of_the_result(name: str) -> None:
+    function = getattr(torch, name)
+    dims = (0,) if name.startswith("cum") else ()
+    check(lambda x: function(x, *dims, dtype=torch.float16), torch.tensor([1e5, -1e5, 1e-5]), calls=1)
+
+
+def test_distance_of_two_dtypes() -> None:
+    check(lambda x, y: torch.dist(x, y), torch.randn(3), torch.arange(3), calls=1)

@@ -258,3 +258,8 @@ def test_sums_of_bools_are_any() -> None:
         return x.scatter_add(1, index, source), x.scatter_reduce(1, index, source, "sum"), x.scatter_reduce(1, index, source, "prod")
 
     check(function, torch.tensor([[False, False, True]]), true, calls=1)
+
+
+def test_mean_of_complex_values_keeps_other_elements() -> None:
+    x, source = torch.tensor([1 + 1j, 2, 3, 4]), torch.tensor([2j, 4.0])
+    check(lambda x, y: x.scatter_reduce(0, torch.tensor([0, 0]), y, "mean", include_self=False), x, source, calls=1)

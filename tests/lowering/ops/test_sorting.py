@@ -127,3 +127,9 @@ def test_search(length: int) -> None:
         values,
         calls=1,
     )
+
+
+def test_search_in_a_sequence_with_nan() -> None:
+    """A NaN is the last element of a sorted sequence."""
+    sequence, values = torch.tensor([1.0, 2.0, 3.0, torch.nan]), torch.tensor([0.0, 1.0, 2.5, 4.0, torch.nan])
+    check(lambda x, y: (torch.searchsorted(x, y), torch.searchsorted(x, y, right=True)), sequence, values, calls=1)

@@ -17,10 +17,11 @@ from ..cpu.vectorized_reductions import Reduction, reduce_max, reduce_min, reduc
 from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
-from ..promotion import broadcast_back, broadcast_shapes, convert, expand, to_accumulator
+from ..promotion import Promotion, broadcast_back, convert, elementwise, to_accumulator
 from ..registry import lowers
 from .comparison import is_nan
 from .moments import mean_over
+from .rounding import in_accumulator
 from .softmax import minus_largest
 
 Dims = int | Sequence[int] | None
@@ -59,10 +60,11 @@ def _reduce_to_several(
     return [lax.transpose(result, [sorted(remaining).index(d) for d in remaining]) for result in results]
 
 
-def _reduce_in(ctx: Context, x: Array, dim: Dims, keepdim: bool, dtype: DType, reduce: Reduction) -> Array:
-    """Returns reduce(x, dim) in `dtype`, computed in the accumulator of `dtype`."""
+def _reduce_in(ctx: Context, x: Array, dim: Dims, keepdim: bool, dtype: DType, reduce: Reduction, *, is_cast_first: bool = True) -> Array:
+    """Returns reduce(x, dim) in `dtype`, computed in the accumulator of `dtype`. With `is_cast_first`, x is first rounded to `dtype`."""
     dims = reduction_dims(dim, x.ndim)
-    result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(dtype)), dims))
+    widened = in_accumulator if is_cast_first else lambda x, dtype: convert(x, dtypes.accumulator(dtype))
+    result = _reduce(ctx, x, dims, lambda x, dims: reduce(widened(x, dtype), dims))
     return apply_keepdim(convert(result, dtype), x, dims, keepdim)
 
 
@@ -94,7 +96,7 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, else that of x, which must be a float or complex dtype.
     """
-    return _reduce_in(ctx, x, dim, keepdim, dtype or x.dtype, lambda x, dims: mean_over(x, dims, ctx.sum))
+    return _reduce_in(ctx, x, dim, keepdim, dtype or x.dtype, lambda x, dims: mean_over(x, dims, ctx.sum), is_cast_first=False)
 
 
 @lowers(aten.mean.default)
@@ -487,5 +489,4 @@ def dist(x: Array, other: Array, p: float = 2, *, ctx: Context) -> Array:
     Shape:  [].
     Dtype:  that of x; for complex x the real dtype.
     """
-    shape = broadcast_shapes([x.shape, other.shape])
-    return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p, ctx=ctx)
+    return linalg_vector_norm(elementwise(lax.sub, (x, other), Promotion.DEFAULT), p, ctx=ctx)

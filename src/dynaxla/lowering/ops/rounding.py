@@ -5,8 +5,9 @@ from __future__ import annotations
 from jax import Array, lax
 from jax import numpy as jnp
 
+from .. import dtypes
 from ..dtypes import DType
-from ..promotion import number
+from ..promotion import convert, number
 
 
 def rounded(x: Array, dtype: DType) -> Array:
@@ -20,6 +21,13 @@ def rounded(x: Array, dtype: DType) -> Array:
     # For denormals of `dtype`, lax.reduce_precision would return zero.
     small = lax.lt(lax.abs(x), number(float(limits.tiny), x.dtype))
     return lax.select(small, x, lax.reduce_precision(x, limits.nexp, limits.nmant))
+
+
+def in_accumulator(x: Array, dtype: DType) -> Array:
+    """Returns x, rounded to `dtype`, in the accumulator of `dtype`. Eager mode casts the operand of a reduction in the same way."""
+    accumulator = dtypes.accumulator(dtype)
+    wide = convert(x, accumulator)
+    return wide if x.dtype == dtype or not dtypes.is_float(dtype) else rounded(wide, dtype)
 
 
 def round_half_to_even(x: Array) -> Array:

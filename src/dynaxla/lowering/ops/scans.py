@@ -13,13 +13,14 @@ from ..dimensions import move, wrap
 from ..dtypes import DType
 from ..promotion import convert, full_like
 from ..registry import lowers
+from .rounding import in_accumulator
 
 
 def _scan(x: Array, dim: int, out: DType, scan: Callable[[Array, int], Array]) -> Array:
     """Returns scan(x, dim), computed in the accumulator's dtype (float32 for half types). A rank-0 or empty x is only cast to `out`."""
     if x.ndim == 0 or x.size == 0:
         return convert(x, out)
-    return convert(scan(convert(x, dtypes.accumulator(out)), wrap(dim, x.ndim)), out)
+    return convert(scan(in_accumulator(x, out), wrap(dim, x.ndim)), out)
 
 
 def running_sum(x: Array, dim: int) -> Array:

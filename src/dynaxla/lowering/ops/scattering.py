@@ -89,7 +89,7 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
     compute_dtype = dtypes.accumulator(x.dtype)
     total = write(convert(start, compute_dtype), convert(source, compute_dtype), "sum")
     count = write(lax.full(x.shape, int(include_self), compute_dtype), lax.full(source.shape, 1, compute_dtype), "sum")
-    count = lax.max(count, lax.full_like(count, 1)) if not dtypes.is_complex(compute_dtype) else count
+    count = lax.select(lax.eq(count, lax.full_like(count, 0)), lax.full_like(count, 1), count)
     if dtypes.is_integer(compute_dtype):
         return convert(jax.numpy.floor_divide(total, count), x.dtype)
     return convert(lax.div(total, count), x.dtype)

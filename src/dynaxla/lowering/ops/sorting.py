@@ -230,7 +230,7 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
 
 
 def _search_rows(sequence: Array, values: Array, right: bool) -> Array:
-    """Returns the number of leading elements of the sequence that are smaller (with `right`: not greater) than each value of the same row.
+    """Returns the number of elements before the first one that is not smaller (with `right`: greater) than each value of the same row.
 
     The comparisons are the same as in eager mode, so that a NaN gets the same index.
 
@@ -242,7 +242,8 @@ def _search_rows(sequence: Array, values: Array, right: bool) -> Array:
     if length <= 32:
         shape = (rows, values.shape[1], length)
         comes_after = is_after(lax.broadcast_in_dim(sequence, shape, (0, 2)), lax.broadcast_in_dim(values, shape, (0, 1)))
-        return lax.reduce_sum(convert(lax.bitwise_not(comes_after), _INT64), (2,))
+        positions = lax.select(comes_after, lax.broadcasted_iota("int64", shape, 2), lax.full(shape, length, _INT64))
+        return lax.reduce_min(positions, (2,))
 
     flat = lax.reshape(sequence, (rows * length,))
     base = lax.mul(lax.broadcasted_iota("int64", values.shape, 0), lax.full(values.shape, length, _INT64))

@@ -113,3 +113,42 @@ def test_entries_of_a_class_have_its_bases() -> None:
 def test_keys_in_paths() -> None:
     assert [key_text(key, 3) for key in ("lr", 1, torch.float32)] == ["'lr'", "1", "torch.float32"]
     assert key_text(torch.ones(2), 3) == "Tensor 3"
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("a method of the subclass runs")
+
+
+def overridden(kind: type, *args: Any) -> Any:
+    """Returns an object of a subclass with methods that must not run."""
+    names = ["__setitem__", "__delitem__", "__setattr__", "__delattr__", "add", "discard", "append", "extend", "clear", "update"]
+    subclass = type("Overridden", (kind,), {})
+    result = subclass(*args)
+    for name in names:
+        setattr(subclass, name, refuse)
+    return result
+
+
+PUTS: list[tuple[Callable[[], Any], Any, Any, Any]] = [
+    # A function that creates the container, a key, its new value, and the key of an entry to remove.
+    (lambda: overridden(dict, {"a": 1, "b": 2}), "b", 3, "a"),
+    (lambda: overridden(collections.OrderedDict, [("a", 1), ("b", 2)]), "b", 3, "a"),
+    (lambda: overridden(collections.defaultdict, int, {"a": 1, "b": 2}), "b", 3, "a"),
+    (lambda: overridden(list, [1, 2]), 0, 3, 1),
+    (lambda: overridden(collections.deque, [1, 2]), 0, 3, 1),
+    (lambda: overridden(set, [1, 2]), 3, None, 1),
+    (lambda: Attributes(overridden(Thing), ("a", "b")), "a", 3, "b"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(PUTS)))
+def test_changes_call_no_methods_of_subclasses(index: int) -> None:
+    """The recorded run has called these methods. A replay only has to store the results."""
+    make, key, value, removed = PUTS[index]
+    target = make()
+    container = Container(target, entries(target))
+    container.put(key, value)
+    container.put(removed, ABSENT)
+    assert entries(target) == {**{other: old for other, old in container.items.items() if other != removed}, key: value}
+    container.restore()
+    assert container.is_unchanged()

@@ -44,7 +44,7 @@ def test_results_are_rebuilt() -> None:
     snapshot = snapshot_of(x=X)
     assert len(recording.outputs) == 2
     outputs = [torch.zeros(3), torch.ones(3)]
-    leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in recording.result]
+    leaves = [build(template, lambda output: outputs[output.index], snapshot, {}) for template in recording.result]
     result = torch.utils._pytree.tree_unflatten(leaves, recording.spec)
     assert result["a"][0] is result["a"][1][0] is outputs[0]
     assert result["a"][1][1] is X
@@ -59,7 +59,7 @@ def test_changes_in_python() -> None:
     assert object_paths_of(recording.changes["state", "old"]) == ["x"]
     assert recording.changes["state", "old"] == ObjectAtPath("x")
     output = torch.zeros(3)
-    first, second = (build(template, lambda _: output, snapshot_of(x=X)) for _ in range(2))
+    first, second = (build(template, lambda _: output, snapshot_of(x=X), {}) for _ in range(2))
     assert first == {"step": output, "name": "adam"}
     assert first is not second
 
@@ -85,7 +85,7 @@ def test_traced_numbers_are_recomputed() -> None:
     assert isinstance(template, ComputedNumber)
     for value in (0.5, 0.25):
         group["lr"] = value
-        assert build(template, lambda _: X, snapshot_of(group=group)) == value * 2
+        assert build(template, lambda _: X, snapshot_of(group=group), {}) == value * 2
 
 
 def test_new_object_of_unknown_class_is_refused() -> None:
@@ -93,8 +93,44 @@ def test_new_object_of_unknown_class_is_refused() -> None:
         def __init__(self) -> None:
             self.a = 1
 
-    with pytest.raises(CaptureError, match="the step creates a"):
-        recorded(lambda: None, thing=Thing)
+    class Settings(dict[str, Any]):
+        """A program would build a plain dict."""
+
+    for create in (Thing, Settings):
+        with pytest.raises(CaptureError, match="the step creates a"):
+            recorded(lambda: None, thing=create)
+        with pytest.raises(CaptureError, match="the step creates a"):
+            recorded(create)
+
+
+@pytest.mark.parametrize("container", [[], {"a": X}, collections.deque()])
+def test_new_container_in_two_places_is_built_once(container: Any) -> None:
+    recording = recorded(lambda: None, first=lambda: container, second=lambda: (container,))
+    first, (second,) = recording.values_after(snapshot_of(x=X), {}).values()
+    assert first is second is not container
+
+
+def with_graph(is_freed: bool) -> torch.Tensor:
+    y = (torch.ones(3, requires_grad=True) * X).square()
+    if is_freed:
+        y.sum().backward()
+    return y
+
+
+def test_stored_tensor_with_its_graph_is_refused() -> None:
+    """A program's outputs have no graph. A freed graph, as of a loss after `backward`, is not needed."""
+    with pytest.raises(CaptureError, match="stores a tensor with its graph"):
+        recorded(lambda: None, hidden=lambda: with_graph(False))
+    assert recorded(lambda: None, loss=lambda: with_graph(True)).outputs
+    assert recorded(lambda: with_graph(False)).outputs
+
+
+@pytest.mark.parametrize("create", [lambda: torch.zeros(3, requires_grad=True), lambda: torch.nn.Parameter(X * 2)])
+def test_new_leaf_is_refused(create: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(CaptureError, match="new leaf tensor"):
+        recorded(lambda: None, new=create)
+    with pytest.raises(CaptureError, match="new leaf tensor"):
+        recorded(create)
 
 
 def test_initial_values_of_new_state() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import random
@@ -218,6 +219,35 @@ def test_refused_step_changes_nothing(kind: str, error: type[Exception], text: s
     assert not losses
     if kind in ("item", "if", "nonzero"):
         assert "test_replayed_steps.py" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_another_order_of_keys_is_refused(kind: type[dict[str, torch.Tensor]], is_new: bool) -> None:
+    scales = kind(a=torch.tensor(2.0), b=torch.tensor(3.0))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        key = next(iter(scales))
+        scale = scales.pop(key)
+        scales[key] = scale * 1 if is_new else scale
+        return x * scale
+
+    with pytest.raises(dynaxla.errors.CaptureError, match="order of the keys of"):
+        dynaxla.compile_step(step, fullgraph=True)(torch.ones(1))
+    compiled = dynaxla.compile_step(step)
+    assert [compiled(torch.ones(1)).item() for _ in range(6)] == [2, 3] * 3
+
+
+def test_entries_removed_from_arguments() -> None:
+    def step(batch: dict[str, torch.Tensor], items: list[torch.Tensor]) -> torch.Tensor:
+        return batch["x"] * batch.pop("y") + items.pop(0)
+
+    compiled = dynaxla.compile_step(step, fullgraph=True)
+    for number in range(3):
+        batch, items = {"x": torch.ones(1), "y": torch.tensor([float(number)])}, [torch.ones(1), torch.zeros(1)]
+        assert compiled(batch, items).item() == number + 1
+        assert list(batch) == ["x"]
+        assert [item.item() for item in items] == [0]
 
 
 def test_message_names_op_with_varying_number() -> None:

@@ -103,6 +103,13 @@ class Container:
         changed = {key: ABSENT for key in reversed(self.items) if key not in now}
         return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
 
+    def is_reordered(self) -> bool:
+        """True if `changes`, applied to the entries at the walk, would give the current entries of a dict in another order."""
+        if not isinstance(self.target, dict) or self.is_relevant is not None:
+            return False
+        now = self.now()
+        return not _are_same(now, [*(key for key in self.items if key in now), *(key for key in now if key not in self.items)])
+
     def now(self) -> dict[Any, Any]:
         """Returns the current entries whose keys are compared."""
         items = entries(self.target)
@@ -114,13 +121,15 @@ class Container:
 
     def put(self, key: Any, value: Any) -> None:
         """Sets an entry. A value of `ABSENT` removes the entry."""
+        # No method of a user's subclass runs, because the recorded run has called it: the entries are its results.
         target = self.target
         if isinstance(target, (Attributes, ClassDict)):
             owner = target.owner if isinstance(target, Attributes) else target.kind
+            kind: Any = type if isinstance(owner, type) else object
             if value is ABSENT:
-                delattr(owner, key)
+                kind.__delattr__(owner, key)
             else:
-                setattr(owner, key, value)
+                kind.__setattr__(owner, key, value)
         elif isinstance(target, Namespace):
             if value is ABSENT:
                 del target.values[key]
@@ -132,32 +141,40 @@ class Container:
             target.cell_contents = value
         elif isinstance(target, torch.Tensor):
             target.grad = None if value is ABSENT else value
-        elif value is ABSENT:
-            del target[key]
-        elif isinstance(target, (list, deque)) and key == len(target):
-            target.append(value)
         elif isinstance(target, set):
-            target.add(key)
+            (set.discard if value is ABSENT else set.add)(target, key)
+        elif value is ABSENT:
+            _builtin_kind(target).__delitem__(target, key)
+        elif isinstance(target, (list, deque)) and key == len(target):
+            _builtin_kind(target).append(target, value)
         else:
-            target[key] = value
+            _builtin_kind(target).__setitem__(target, key, value)
 
     def restore(self) -> None:
         """Restores the entries that the container had at the walk."""
         if self.is_unchanged():
             return
-        if isinstance(self.target, (list, deque)):
-            self.target.clear()
-            self.target.extend(self.items.values())
-        elif isinstance(self.target, set):
-            self.target.clear()
-            self.target.update(self.items)
+        target = self.target
+        if isinstance(target, (list, deque)):
+            kind = _builtin_kind(target)
+            kind.clear(target)
+            kind.extend(target, self.items.values())
+        elif isinstance(target, set):
+            set.clear(target)
+            set.update(target, self.items)
         else:
             for key in self.changes():
                 self.put(key, self.items.get(key, ABSENT))
-            if isinstance(self.target, dict) and self.is_relevant is None and not _are_same(self.now(), self.items):
-                kind = OrderedDict if isinstance(self.target, OrderedDict) else dict  # same entries in another order
-                kind.clear(self.target)
-                kind.update(self.target, self.items)
+            if isinstance(target, dict) and self.is_relevant is None and not _are_same(self.now(), self.items):
+                kind = _builtin_kind(target)  # same entries in another order
+                kind.clear(target)
+                for key, value in self.items.items():
+                    kind.__setitem__(target, key, value)
+
+
+def _builtin_kind(target: Any) -> Any:
+    """Returns the class of Python that implements a dict, list or deque, which may be an object of a user's subclass."""
+    return next(kind for kind in (OrderedDict, dict, list, deque) if isinstance(target, kind))
 
 
 def types_of(value: Any) -> Any:

@@ -117,7 +117,13 @@ class Snapshot:
         return self.surroundings.containers.get(path) or self.arguments.containers[path]
 
     def changes(self) -> dict[Place, Any]:
-        """Returns the current value of each place that has changed since the snapshot, by place; `ABSENT` for a removed entry."""
+        """Returns the current value of each place that has changed since the snapshot, by place; `ABSENT` for a removed entry.
+
+        Raises: CaptureError for a dict whose keys have another order, because the changes of places do not restore that order.
+        """
+        if path := next((path for path, container in self.containers.items() if container.is_reordered()), ""):
+            hint = "keep the order of the keys, or change it outside the step"
+            raise CaptureError(f"the step changes the order of the keys of {path}, and a program cannot do that", hint=hint)
         return {(path, key): value for path, container in self.containers.items() for key, value in container.changes().items()}
 
     def restore(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +51,9 @@ class ComputedNumber:
     number: TracedNumber
 
 
+_RESULT = "the step's result"  # the place of returned values, in messages
+
+
 def _key_text(key: Any) -> str:
     """Returns a place's key as text: dtype and shape of a tensor, the `repr` of other keys."""
     return f"{key.dtype}{list(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
@@ -79,9 +82,11 @@ class Recording:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
+        # The templates of new containers, by id. Several places may refer to one container.
+        self._containers: dict[int, ContainerTemplate] = {}
         self._snapshot = snapshot
         leaves, self.spec = tree_flatten(result)
-        self.result = [self._template(leaf, "the step's result") for leaf in leaves]
+        self.result = [self._template(leaf, _RESULT) for leaf in leaves]
         self.changes = {
             (path, self._key(key, path)): self._template(value, f"{path}[{_key_text(key)}]") for (path, key), value in changes.items()
         }
@@ -132,6 +137,8 @@ class Recording:
         path = self._snapshot.path_of(value)
         if path is not None:
             return ObjectAtPath(path)
+        if isinstance(value, torch.Tensor):
+            _refuse_lost_graph(value, where)
         if isinstance(value, torch.Tensor) and has_own_dispatch(type(value)) and not isinstance(value, FakeTensor):
             return self._wrapper(value, where)
         if isinstance(value, torch.Tensor):
@@ -139,14 +146,19 @@ class Recording:
                 self._indices[id(value)] = len(self.outputs)
                 self.outputs.append(value)
             return Output(self._indices[id(value)])
-        if isinstance(value, dict):
+        if id(value) in self._containers:
+            return self._containers[id(value)]
+        if type(value) in (dict, OrderedDict, defaultdict, Counter):
             items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
             empty = value.copy()
             empty.clear()
-            return ContainerTemplate(lambda pairs: _copy_with_items(empty, dict(pairs)), items)
+            self._containers[id(value)] = ContainerTemplate(lambda pairs: _copy_with_items(empty, dict(pairs)), items)
+            return self._containers[id(value)]
         if type(value) in (list, tuple, set, frozenset, deque):
             cls = type(value)
-            return ContainerTemplate(lambda pairs: cls(item for _, item in pairs), [(None, self._template(item, where)) for item in value])
+            items = [(None, self._template(item, where)) for item in value]
+            self._containers[id(value)] = ContainerTemplate(lambda pairs: cls(item for _, item in pairs), items)
+            return self._containers[id(value)]
         if fingerprint(value) is not NO_FINGERPRINT or _is_shareable(value):
             return value
         raise CaptureError(
@@ -172,10 +184,11 @@ class Recording:
         tensors = {path: value for path, value in snapshot.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
         computed = self._evaluate([self.recorder.node(output) for output in self.outputs], tensors)
         initial: dict[Place, Any] = {}
+        built: dict[int, Any] = {}
         for place, template in self.changes.items():
             values = {output: computed.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
             if values and all(value is not None for value in values.values()):
-                initial[place] = build(template, values.__getitem__, snapshot)
+                initial[place] = build(template, values.__getitem__, snapshot, built)
         return initial
 
     def _evaluate(self, outputs: Sequence[Node], tensors: Mapping[str, torch.Tensor]) -> dict[Node, torch.Tensor]:
@@ -217,7 +230,11 @@ class Recording:
             fake = self.outputs[output.index]
             return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
-        return {place: initial[place] if place in initial else build(template, empty, snapshot) for place, template in self.changes.items()}
+        built: dict[int, Any] = {}
+        return {
+            place: initial[place] if place in initial else build(template, empty, snapshot, built)
+            for place, template in self.changes.items()
+        }
 
     def has_same_program(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
         """True if the other recording has the same program, apart from the nodes that compute the values in `initial`.
@@ -340,6 +357,35 @@ class _NodePairs:
         return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
+def _refuse_lost_graph(tensor: torch.Tensor, where: str) -> None:
+    """Refuses a new tensor with a state of autograd that the program's output does not have.
+
+    Returned tensors are detached anyway. A stored tensor whose graph has been freed, such as a loss after `backward`, may be detached, too.
+
+    Raises: CaptureError for a parameter, a leaf that requires grad, and a stored tensor from which later code could call `backward`.
+    """
+    if isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and tensor.is_leaf):
+        raise CaptureError(f"{where} is a new parameter, or a new leaf tensor that requires grad", hint="create it outside the step")
+    if tensor.requires_grad and where != _RESULT and not _is_freed(tensor.grad_fn):
+        raise CaptureError(f"the step stores a tensor with its graph of autograd in {where}", hint="store tensor.detach()")
+
+
+def _is_freed(node: Any) -> bool:
+    """True if autograd has freed saved tensors of this node, or of a node that its gradient flows to."""
+    nodes, seen = [node], {node}
+    for node in nodes:
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                try:
+                    getattr(node, name)
+                except RuntimeError:  # torch raises it if the tensor has been freed
+                    return True
+        following = {item for item, _ in node.next_functions if item is not None} - seen
+        nodes += following
+        seen |= following
+    return False
+
+
 def _is_shareable(value: Any) -> bool:
     """True for a class, a module, or a function without state, which every replay may store without a copy."""
     if isinstance(value, types.FunctionType):
@@ -400,13 +446,14 @@ def object_paths_of(template: Any) -> list[str]:
     return [leaf.path for leaf in _leaves(template) if isinstance(leaf, ObjectAtPath)]
 
 
-def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Snapshot) -> Any:
+def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Snapshot, built: dict[int, Any]) -> Any:
     """Returns the value of a template.
 
     Args:
         template: the template.
         output: returns the program's tensor for an `Output`.
         snapshot: the state before the call.
+        built: the containers that the call has built so far, by the id of their template. This function adds containers.
     """
     if isinstance(template, Output):
         return output(template)
@@ -415,5 +462,8 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Sna
     if isinstance(template, ComputedNumber):
         return evaluate(template.number.dynaxla_formula, snapshot.number_at)
     if isinstance(template, ContainerTemplate):
-        return template.make([(build(key, output, snapshot), build(item, output, snapshot)) for key, item in template.items])
+        if id(template) not in built:
+            pairs = [(build(key, output, snapshot, built), build(item, output, snapshot, built)) for key, item in template.items]
+            built[id(template)] = template.make(pairs)
+        return built[id(template)]
     return template

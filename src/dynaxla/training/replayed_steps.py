@@ -253,7 +253,11 @@ class StepPrograms:
         first = self._record(snapshot, args, kwargs)
         initial = first.initial_values(snapshot)
         try:
-            snapshot.put(first.values_after(snapshot, initial))  # new tensors have the right shapes, but no values
+            # New tensors have the right shapes, but no values. An argument from which the step removes entries stays unchanged, because a
+            # later call gets another one.
+            after = first.values_after(snapshot, initial)
+            shortened = {path for (path, _), value in after.items() if value is ABSENT} & snapshot.arguments.containers.keys()
+            snapshot.put({place: value for place, value in after.items() if place[0] not in shortened})
             later = self._guards.take_temporary(args, kwargs)
             second = self._record(later, args, kwargs)
             self._check_reusable(later, second)
@@ -528,9 +532,12 @@ class _RecordedProgram:
             raise
         metrics.add("steps")
         # All values are built before any place changes, because a new number may depend on a place that changes, too.
-        changes = {place: build(template, lambda output: outputs[output.index], snapshot) for place, template in self._changes.items()}
-        leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in self._result]
-        snapshot.put(changes)
+        built: dict[int, Any] = {}
+        changes, leaves = (
+            [build(template, lambda output: outputs[output.index], snapshot, built) for template in templates]
+            for templates in (self._changes.values(), self._result)
+        )
+        snapshot.put(dict(zip(self._changes, changes, strict=True)))
         for path, requires_grad in self._requires_grad.items():
             snapshot.object_at(path).requires_grad_(requires_grad)
         snapshot.surroundings.accept_gradients(released)

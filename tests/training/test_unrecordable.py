@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import dynaxla
 from dynaxla.errors import CaptureError
 from dynaxla.guards.object_graph import ObjectGraph
 from dynaxla.guards.object_walker import walk
@@ -81,3 +82,90 @@ def test_comparing_classes_is_refused() -> None:
     unrecordable.refuse_comparing_classes({(lambda x: type(x)).__code__: [mine], (lambda x: isinstance(x, torch.Tensor)).__code__: [mine]})
     with pytest.raises(CaptureError):  # it may compare
         unrecordable.refuse_comparing_classes({asks_both_ways.__code__: [mine]})
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer with the parameter groups of another optimizer, as in SAM and Lookahead."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base, self.param_groups = base, base.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["lr"] = 0.5
+        self.base.step()
+
+
+@pytest.mark.parametrize("alias", ["group", "list", "wrapper"])
+def test_groups_with_other_references(alias: str) -> None:
+    """The step reaches the parameter groups of an optimizer in two ways, and changes them for the optimizer's step."""
+
+    def train(compile_step: Any, count: int) -> list[float]:
+        weight = torch.nn.Parameter(torch.ones(2))
+        base = torch.optim.SGD([weight], lr=0.1)
+        optimizer = Wrapper(base) if alias == "wrapper" else base
+        groups = base.param_groups
+        group = groups[0]
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            (weight * x).sum().backward()
+            if alias == "group":
+                group["lr"] = 0.5
+            if alias == "list":
+                groups[0]["lr"] = 0.5
+            optimizer.step()
+
+        call = compile_step(step)
+        for _ in range(count):
+            base.param_groups[0]["lr"] = 0.1
+            call(torch.tensor([1.0, 2.0]))
+        return weight.tolist()
+
+    assert train(dynaxla.compile_step, 6) == train(lambda step: step, 6)
+    with pytest.raises(CaptureError, match="in another way"):
+        train(lambda step: dynaxla.compile_step(step, fullgraph=True), 1)
+
+
+def test_tensor_with_a_graph_outside_the_step() -> None:
+    """The backward pass inside the step continues outside, in every call."""
+
+    def train(compile_step: Any, count: int) -> list[Any]:
+        first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+
+        def step(x: torch.Tensor) -> None:
+            (x * second).sum().backward()
+
+        call = compile_step(step)
+        for _ in range(count):
+            call(first * 2)
+        return [first.grad, second.grad]
+
+    torch.testing.assert_close(train(dynaxla.compile_step, 6), train(lambda step: step, 6))
+    with pytest.raises(CaptureError, match="differentiable ops outside the step"):
+        train(lambda step: dynaxla.compile_step(step, fullgraph=True), 1)
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_exception_that_the_step_catches(is_bare: bool) -> None:
+    table = torch.ones(4, 2)
+
+    def catching(index: torch.Tensor) -> torch.Tensor:
+        try:
+            return table[index]
+        except IndexError:
+            return torch.zeros(1)
+
+    def catching_all(index: torch.Tensor) -> torch.Tensor:
+        try:
+            return table[index]
+        except:  # noqa: E722
+            return torch.zeros(1)
+
+    step = catching_all if is_bare else catching
+    compiled = dynaxla.compile_step(step)
+    before = dynaxla.metrics.snapshot().get("steps", 0)
+    for index in (1, 1, 1, 1, 9, 1):
+        assert torch.equal(compiled(torch.tensor([index])), step(torch.tensor([index])))
+    assert dynaxla.metrics.snapshot()["steps"] > before

@@ -302,6 +302,12 @@ class Recorder:
         fake = self._fakes.get(id(tensor))
         if fake is None:
             path, source = self._paths.get(id(tensor)), None
+            if tensor.requires_grad and not tensor.is_leaf:
+                raise CaptureError(
+                    f"the step reads {path or 'a tensor'}, the result of differentiable ops outside the step: a recorded step cannot "
+                    "compute gradients of these ops",
+                    hint="detach the tensor, or compute it in the step",
+                )
             if path is None and (source := self._view_of(tensor)) is not None:
                 base = self._fake(source)
                 offset = source.storage_offset() + element_distance(source, tensor)

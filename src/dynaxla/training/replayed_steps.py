@@ -39,7 +39,14 @@ from .recording_settings import compiling, replaced_param_groups, without_torch_
 from .recordings import Recording, build, numbers_of, object_paths_of, outputs_of
 from .traced_numbers import TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
-from .unrecordable import refuse_comparing_classes, refuse_iterators, refuse_overlapping, refuse_shared_memory
+from .unrecordable import (
+    catches_exceptions,
+    refuse_aliased_groups,
+    refuse_comparing_classes,
+    refuse_iterators,
+    refuse_overlapping,
+    refuse_shared_memory,
+)
 from .value_reads import ValueReadDetector
 
 # The maximum number of attempts of one capture. An attempt ends early, and is repeated, if a recording in it runs new code or reads the
@@ -69,6 +76,8 @@ class StepPrograms:
         self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram | str]]] = LeastRecentlyUsed(options.executables)
         # The conditions of the last recording.
         self._conditions: Conditions = {}
+        # True if the code of the last recording has an `except` clause.
+        self._catches_exceptions = False
         # Keys of states in which a call has run in eager mode and has only done what a program would do.
         self._recordable: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # The recording of the last capture, if its program serves only a first call.
@@ -262,7 +271,7 @@ class StepPrograms:
             second = self._record(later, args, kwargs)
             self._check_reusable(later, second)
             if first.has_same_program(second, initial):
-                program = _RecordedProgram(second)
+                program = _RecordedProgram(second, self._catches_exceptions)
                 program.compile(self._options, later)
                 self._add_program(later, second.recorder.traced_numbers.conditions, program)
                 if not first.changes.keys() - second.changes.keys():
@@ -271,7 +280,7 @@ class StepPrograms:
                 return program, {
                     place: value for place, value in first.values_after(snapshot, initial).items() if place not in second.changes
                 }
-            later_program = _RecordedProgram(second)
+            later_program = _RecordedProgram(second, self._catches_exceptions)
             later_program.store_input_layouts(later)
         finally:
             snapshot.restore()
@@ -287,7 +296,7 @@ class StepPrograms:
                 where=where,
                 hint=hint,
             )
-        program, self._first_call = _RecordedProgram(repeated), repeated
+        program, self._first_call = _RecordedProgram(repeated, self._catches_exceptions), repeated
         program.compile(self._options, snapshot)
         self._add_program(snapshot, repeated.recorder.traced_numbers.conditions, program)
         if later_program.reuse_executable(program):
@@ -336,7 +345,7 @@ class StepPrograms:
         metadata = MetadataSnapshot(everything.tensors, everything.objects)
         numbers = {place: recorder.traced_numbers.at(place, value) for place, value in self._numbers(snapshot).items()}
         # Only this thread sees these groups, whose numbers are traced. Only in this thread, step counts stay in tensors (`compiling`).
-        groups = _ParamGroups(snapshot.optimizers, numbers)
+        groups = _ParamGroups(snapshot, numbers)
         numbers = {place: number for place, number in numbers.items() if place[0] not in groups.paths}
         try:
             tracked.enter()
@@ -379,6 +388,7 @@ class StepPrograms:
                 f"the step does something that a program cannot repeat: {next(iter(observation.effects), 'it changes settings of torch')}"
             )
         refuse_comparing_classes(observation.codes)
+        self._catches_exceptions = catches_exceptions(observation.codes)
         if self._widen_guards(observation, getters):
             raise _GuardsWidened
         return result
@@ -390,6 +400,10 @@ class StepPrograms:
             self._programs = LeastRecentlyUsed(self._options.executables)
             self._recordable = LeastRecentlyUsed(self._options.executables)
         return is_new
+
+
+class ProgramFailed(Exception):
+    """Raised if a program has failed that replaces code which catches exceptions. The call must run in eager mode."""
 
 
 class _GuardsWidened(Exception):
@@ -404,7 +418,9 @@ class _ParamGroups:
         paths: the paths of the groups.
     """
 
-    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Mapping[Place, Any]) -> None:
+    def __init__(self, snapshot: Snapshot, numbers: Mapping[Place, Any]) -> None:
+        optimizers = snapshot.optimizers
+        refuse_aliased_groups(optimizers, snapshot.aliased_ids)
         self.copies: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
         # For each group: its path, the group during the recording, and that group's content before the recording.
         self._groups: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -462,7 +478,8 @@ def _recording_settings(group: Mapping[str, Any], state: Mapping[Any, Any]) -> d
 class _RecordedProgram:
     """A recording as an executable: an XLA program, the updates that torch does after it, and the changes to Python state."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, catches_exceptions: bool) -> None:
+        self._catches_exceptions = catches_exceptions
         self._result, self._spec, self._changes, self._requires_grad = (
             recording.result, recording.spec, recording.changes, recording.requires_grad,
         )  # fmt: skip
@@ -521,14 +538,19 @@ class _RecordedProgram:
         return first_program(lambda: self._graph.run(self._values(snapshot)))
 
     def run(self, snapshot: Snapshot) -> Any:
-        """Runs the program, applies the step's changes to Python state, and returns the step's result."""
+        """Runs the program, applies the step's changes to Python state, and returns the step's result.
+
+        Raises: ProgramFailed if the program fails, and the step's code could catch the exception. Otherwise the exception itself.
+        """
         values = self._values(snapshot)
         before = snapshot.surroundings.gradients_at(self._new_gradients) if self._has_collectives else {}
         released = snapshot.surroundings.release_gradients(self._new_gradients, self._used_paths)
         try:
             outputs = self._graph.run(values)
-        except BaseException:
+        except BaseException as error:
             snapshot.put(before)
+            if self._catches_exceptions and isinstance(error, Exception):
+                raise ProgramFailed from error
             raise
         metrics.add("steps")
         # All values are built before any place changes, because a new number may depend on a place that changes, too.

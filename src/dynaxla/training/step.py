@@ -29,7 +29,7 @@ from ..guards.snapshot import Snapshot
 from ..guards.torch_state import without_cached_casts
 from ..observe import events, metrics
 from ..runtime import eager_fallback
-from .replayed_steps import StepPrograms
+from .replayed_steps import ProgramFailed, StepPrograms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,7 +138,7 @@ class CompiledStep(Generic[P, R]):
                 self._eager_calls_left -= 1
                 return self._run_in_eager_mode(args, kwargs)
             with self._lock:
-                return self._call(args, kwargs, self._fullgraph)
+                return self._call_or_catch(args, kwargs, self._fullgraph)
 
     def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the step. A step without a program is recorded at this call, as with `fullgraph`.
@@ -147,7 +147,14 @@ class CompiledStep(Generic[P, R]):
         sharding/traffic.py, use this method.
         """
         with _running_steps, self._lock:
-            return self._call(args, kwargs, record_now=True)
+            return self._call_or_catch(args, kwargs, record_now=True)
+
+    def _call_or_catch(self, args: Any, kwargs: Any, record_now: bool) -> Any:
+        """Does what `_call` does. If a program fails whose code catches exceptions, the call runs in eager mode."""
+        try:
+            return self._call(args, kwargs, record_now)
+        except ProgramFailed:
+            return self._run_in_eager_mode(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any, record_now: bool) -> Any:
         """Replays a program, runs the function in eager mode, or records it.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import itertools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,38 @@ def refuse_iterators(everything: ObjectGraph) -> None:
         if isinstance(everything.object_at(path), _ITERATORS) and not isinstance(owner, contextlib.ContextDecorator):
             hint = "pass its next items to the step as arguments"
             raise CaptureError(f"the step can reach {path}, a {kind}, and recording the step would advance it", hint=hint)
+
+
+def refuse_aliased_groups(optimizers: Mapping[str, torch.optim.Optimizer], aliased_ids: Collection[int]) -> None:
+    """Refuses a step that can reach parameter groups in another way than through the attribute `param_groups` of one optimizer.
+
+    During a recording, that attribute has copies of the groups. The step would change the original groups without an effect on the copies.
+
+    Args:
+        optimizers: the optimizers that the step can reach, by path.
+        aliased_ids: the ids of objects that several places refer to.
+
+    Raises: CaptureError.
+    """
+    for path, optimizer in optimizers.items():
+        if any(id(item) in aliased_ids for item in (optimizer.param_groups, *optimizer.param_groups)):
+            hint = "reach the groups through this attribute alone"
+            raise CaptureError(f"the step can reach the groups of {path}.param_groups in another way, too", hint=hint)
+
+
+def catches_exceptions(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+    """True if untrusted code has an `except` clause. Programs have none: after an exception of an op, the step must run in eager mode.
+
+    Args:
+        executed: each code object with the globals that it ran in.
+    """
+    untrusted = [code for code, namespaces in executed.items() if not all(map(is_trusted_namespace, namespaces))]
+    return any(_has_except_clause(part) for code in untrusted for part in codes(code))
+
+
+def _has_except_clause(code: types.CodeType) -> bool:
+    names = [instruction.opname for instruction in dis.get_instructions(code)]
+    return "CHECK_EXC_MATCH" in names or ("PUSH_EXC_INFO", "POP_TOP") in itertools.pairwise(names)  # the latter for a bare except
 
 
 def refuse_overlapping(recorder: Recorder) -> None:

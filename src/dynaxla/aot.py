@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from .autoselect.competing_engines import GraphFacts
 from .buffers.lost_writes import LostWrite, LostWrites, without_lost_write_checks
 from .buffers.overlaps import AliasGuard, internally_overlapping
 from .capture.decompositions import decompositions
-from .capture.graph import AtenGraph, Phase
+from .capture.graph import AtenGraph, Phase, written_inputs
 from .capture.graph_cache import CachedGraph, key_of
 from .capture.inputs import Sizes
 from .capture.runtime_wrapper import leading_writes, rederived_outputs, with_leading_writes
@@ -151,13 +151,20 @@ class AotCapture:
 
         Raises: LostWrite if, in this call, a written input overlaps itself, or overlaps another input and AOTAutograd does not detect that.
         """
+        if metadata is None:  # a recorded step, whose guards compare the memory of its inputs at each call
+            self._check_writes(set(written_inputs(module.graph).values()))
+            return
         written, parameters = _written_inputs(metadata, self.example_inputs)
         self.facts.written_inputs = written
-        if written and written & {*self.undetected_overlaps, *internally_overlapping(self.example_inputs)}:
-            raise LostWrite(OVERLAP)
+        self._check_writes(written)
         overlaps = AliasGuard(self.example_inputs, written, parameters, Sizes(module.graph.find_nodes(op="placeholder")).is_static)
         if overlaps.is_needed and not self.is_pickled:  # a pickled runner checks its inputs itself
             self.facts.overlaps = overlaps
+
+    def _check_writes(self, written: Set[int]) -> None:
+        """Raises LostWrite if one of the inputs at these positions shares memory, and AOTAutograd has not detected that."""
+        if written and written & {*self.undetected_overlaps, *internally_overlapping(self.example_inputs)}:
+            raise LostWrite(OVERLAP)
 
 
 def cache_location(module: GraphModule, example_inputs: Sequence[Any], options: Options, facts: Sequence[Any]) -> tuple[Store, str] | None:

@@ -570,3 +570,22 @@ def test_half_types_of_rank_0(dtype: torch.dtype) -> None:
         for found, expected in zip(compiled(x, number), step(x, number), strict=True):
             assert found.dtype == expected.dtype
             assert found == expected
+
+
+def test_filled_tensor_has_memory_of_its_own() -> None:
+    def step(x: torch.Tensor, number: float) -> torch.Tensor:
+        y = torch.fill(x, number)
+        y[0, 0] = 7
+        return y
+
+    compiled = dynaxla.compile_step(step)
+    for number in (1.0, 2.0, 3.0, 4.0, 5.0):
+        assert torch.equal(compiled(torch.zeros(2, 2), number), step(torch.zeros(2, 2), number))
+
+
+def test_number_outside_the_range_of_a_new_tensor() -> None:
+    compiled = dynaxla.compile_step(lambda x, number: x + torch.tensor(number, dtype=torch.uint8))
+    for number in (1, 2, 3, 4, 5):
+        assert compiled(torch.zeros(2), number).tolist() == [number, number]
+    with pytest.raises(RuntimeError):
+        compiled(torch.zeros(2), 300)

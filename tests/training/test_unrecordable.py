@@ -169,3 +169,33 @@ def test_exception_that_the_step_catches(is_bare: bool) -> None:
     for index in (1, 1, 1, 1, 9, 1):
         assert torch.equal(compiled(torch.tensor([index])), step(torch.tensor([index])))
     assert dynaxla.metrics.snapshot()["steps"] > before
+
+
+@pytest.mark.parametrize("offset", [5, 8, 10, 13])
+def test_inputs_whose_distance_changes(offset: int) -> None:
+    """Two inputs share memory. They overlap only in later calls."""
+
+    def run(compile_step: Any) -> torch.Tensor:
+        memory = torch.arange(20.0)
+
+        def step(a: torch.Tensor, b: torch.Tensor) -> None:
+            a.add_(1)
+            b.mul_(2)
+
+        call = compile_step(step)
+        for start in (0, 0, 0, 0, offset, 0):
+            call(memory[start : start + 5], memory[10:15])
+        return memory
+
+    assert torch.equal(run(dynaxla.compile_step), run(lambda step: step))
+
+
+def test_write_to_an_input_that_overlaps_itself() -> None:
+    def run(compile_step: Any) -> torch.Tensor:
+        memory = torch.arange(6.0)
+        call = compile_step(lambda x: x.add_(1))
+        for _ in range(5):
+            call(memory.unfold(0, 3, 1))
+        return memory
+
+    assert torch.equal(run(dynaxla.compile_step), run(lambda step: step))

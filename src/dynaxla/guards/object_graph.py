@@ -142,12 +142,13 @@ class ObjectGraph:
         return list(map(metadata_of, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
-        """Returns two numbers for each tensor: the index of the first tensor on its storage, and its storage offset (0 for the first)."""
-        storages = storages_of(self.tensors.values())
+        """Returns two numbers for each tensor: the index of the first tensor on its storage, and the distance from that tensor in bytes."""
+        tensors = list(self.tensors.values())
+        storages = storages_of(tensors)
         first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
         return [
-            (first[storage], tensor.storage_offset() if first[storage] != index else 0)
-            for index, (storage, tensor) in enumerate(zip(storages, self.tensors.values(), strict=True))
+            (first[storage], _distance(tensors[first[storage]], tensor) if first[storage] != index else 0)
+            for index, (storage, tensor) in enumerate(zip(storages, tensors, strict=True))
         ]
 
     def restore(self) -> None:
@@ -308,13 +309,13 @@ class ObjectGraph:
             found[f"values {path}"] = values.metadata if path in arrays else values
         storages = self.base._storages() if self.base is not None and self.tensors else {}
         for path, tensor in self.tensors.items():
-            storage = storages.setdefault(storage_of(tensor), path)
-            found[f"tensor {path}"] = (*metadata_of(tensor), storage, tensor.storage_offset() if storage != path else 0)
+            first_path, first = storages.setdefault(storage_of(tensor), (path, tensor))
+            found[f"tensor {path}"] = (*metadata_of(tensor), first_path, _distance(first, tensor) if first is not tensor else 0)
         return found
 
-    def _storages(self) -> dict[int, str]:
-        """Returns the path of the first tensor on each storage, by the storage's id."""
-        return dict(zip(reversed(storages_of(self.tensors.values())), reversed(self.tensors), strict=True))
+    def _storages(self) -> dict[int, tuple[str, torch.Tensor]]:
+        """Returns the path of the first tensor on each storage, and the tensor, by the storage's id."""
+        return dict(zip(reversed(storages_of(self.tensors.values())), reversed(self.tensors.items()), strict=True))
 
     def _fact(self, value: Any) -> Any:
         """Returns a hashable fact about a value: its fingerprint. Without a fingerprint: its class, and its items, path or identity."""
@@ -334,6 +335,13 @@ class ObjectGraph:
         if issubclass(type(key), (tuple, frozenset)):  # the path of such a key has the key's position, not its items
             return self._fact(key)
         return self.path_of(key) or identity_of(key)
+
+
+def _distance(first: torch.Tensor, second: torch.Tensor) -> int:
+    """Returns the distance of the first elements of two tensors in one storage, in bytes; 0 for tensors without strides."""
+    if first.layout != torch.strided:
+        return 0
+    return second.storage_offset() * second.itemsize - first.storage_offset() * first.itemsize
 
 
 def storage_of(tensor: torch.Tensor) -> int:

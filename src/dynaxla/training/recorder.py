@@ -523,7 +523,13 @@ class _RecordingFunctionMode(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], torch.Tensor):
             if type(args[0]) is TracedNumber:
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
-                if isinstance(args[0], int) and not traced_numbers.is_exact(args[0]):
+                given = settings.get("dtype")
+                may_be_rejected = given is not None and not (given.is_floating_point or given.is_complex)  # such as uint8 of 300
+                if (
+                    len(settings) < len(kwargs or {})
+                    or may_be_rejected
+                    or (isinstance(args[0], int) and not traced_numbers.is_exact(args[0]))
+                ):
                     args[0].dynaxla_inspect()
                 dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
                 return self._recorder.number_tensor(args[0]).to(**{"dtype": dtype, **settings})

@@ -305,7 +305,7 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "pow": lambda x, exponent: x ** _in_dtype_of(exponent, x),
     "pow.Scalar": number_to_power,
     "_foreach_pow.ScalarAndTensor": number_to_power,
-    "fill": lambda x, value: _in_dtype_of(value, x).expand(x.shape),
+    "fill": lambda x, value: torch.empty_like(x).copy_(value),
     "full": lambda size, value, **settings: torch.zeros(size, **settings).fill_(value),
     "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings).fill_(value),
 }

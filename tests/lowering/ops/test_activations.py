@@ -160,3 +160,12 @@ def test_thresholds_that_the_dtype_rounds(threshold: float, dtype: torch.dtype) 
     x = torch.tensor([threshold, -threshold, 2 * threshold, 0.0], dtype=dtype)
     check(lambda x: F.threshold(x, threshold, 9.0), x)
     check(lambda x: torch.ops.aten.threshold_backward(torch.ones_like(x), x, threshold), x)
+
+
+@pytest.mark.parametrize("function", [lambda x: F.leaky_relu_(x + 0, -0.5), lambda x: F.elu_(x + 0, -1.0)], ids=["leaky_relu", "elu"])
+def test_gradient_from_a_result_without_the_sign_of_its_input(function: Any) -> None:
+    x = torch.tensor([-2.0, 1.0], requires_grad=True)
+    with pytest.raises(RuntimeError):
+        function(x).sum().backward()
+    with pytest.raises(RuntimeError):
+        torch.compile(function, backend="dynaxla", fullgraph=True)(x).sum().backward()

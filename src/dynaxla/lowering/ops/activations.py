@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
@@ -225,9 +226,18 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
     return _apply(lambda x: lax.select(lax.gt(x, number(0, x.dtype)), x, times(x, negative_slope)), x)
 
 
+def _require_sign_of_input(is_lost: bool) -> None:
+    if is_lost:
+        raise UnsupportedOp("the sign of the input cannot be derived from the result")
+
+
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
-    """grad where x > 0, else grad * negative_slope. x is leaky_relu's result if `self_is_result`, else its input: the signs agree."""
+    """grad where x > 0, else grad * negative_slope. x is leaky_relu's result if `self_is_result`, else its input: the signs agree.
+
+    Raises: UnsupportedOp for a result and a negative slope: the signs differ, and torch's kernel raises RuntimeError.
+    """
+    _require_sign_of_input(self_is_result and not is_dynamic(negative_slope) and not negative_slope >= 0)
     return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, times(grad, negative_slope)), grad, x)
 
 
@@ -245,7 +255,11 @@ def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
 @lowers(aten.elu_backward.default)
 def elu_backward(grad: Array, alpha: float, scale: float, input_scale: float, is_result: bool, x: Array) -> Array:
-    """The gradient of elu's input. x is elu's result if `is_result`, else elu's input."""
+    """The gradient of elu's input. x is elu's result if `is_result`, else elu's input.
+
+    Raises: UnsupportedOp for a result and a negative alpha: torch's kernel raises RuntimeError.
+    """
+    _require_sign_of_input(is_result and not is_dynamic(alpha) and not alpha >= 0)
 
     def function(grad: Array, x: Array) -> Array:
         if is_result:

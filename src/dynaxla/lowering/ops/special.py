@@ -215,7 +215,7 @@ def polygamma(order: int, x: Array) -> Array:
     """
 
     def by_zeta(x: Array) -> Array:
-        factor = (-1.0) ** (order + 1) * math.factorial(order)
+        factor = (-1.0) ** (order + 1) * (math.factorial(order) if order <= 170 else math.inf)
         return lax.mul(zeta(full_like(x, order + 1), x), number(factor, x.dtype))
 
     function = {0: digamma, 1: _trigamma}.get(order, by_zeta)

@@ -108,3 +108,27 @@ def test_reductions_ignore_padding() -> None:
 def test_positions_count_from_true_ends() -> None:
     # The functions get and return copies: a view of an input would not be a result of the program.
     assert_one_program([lambda *given, own=function: own(*(item * 1 for item in given)) + 0 for function in POSITIONS], features)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.complex64], ids=str)
+def test_logarithms_of_sums_of_other_dtypes(dtype: torch.dtype) -> None:
+    """No value of an integer dtype is neutral: its exponential counts."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.logcumsumexp(0) if dtype.is_complex else torch.logsumexp(x, 0)
+
+    call = torch.compile(function, backend="dynaxla", dynamic=True, options={"sizes": "buckets", "compile": "now"})
+    for size in (5, 6, 9):
+        x = torch.zeros(size, dtype=dtype)
+        torch.testing.assert_close(call(x), function(x))
+
+
+def test_padding_with_zeros_of_both_signs() -> None:
+    call = torch.compile(
+        lambda x: [F.pad(x * 2, (0, 2), value=value) for value in (0.0, -0.0)],
+        backend="dynaxla", dynamic=True, options={"sizes": "buckets", "compile": "now"},
+    )  # fmt: skip
+    for size in (5, 6, 9):
+        positive, negative = call(torch.ones(size))
+        assert not positive[-1].signbit()
+        assert negative[-1].signbit()

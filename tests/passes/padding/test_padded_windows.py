@@ -169,3 +169,12 @@ def test_changing_arguments(name: str) -> None:
         torch.testing.assert_close(run(found, width), CHANGING_ARGUMENTS[name](expected, width))
         torch.testing.assert_close(found.grad, expected.grad)
     assert counts() == (before[0] + 6, before[1]), "each of the three sizes has a forward and a backward program"
+
+
+@pytest.mark.parametrize("function", [lambda x: F.max_pool2d(x, 3, 1, 1), lambda x: F.avg_pool2d(x, 3, 1, 1)], ids=["max", "mean"])
+def test_pooling_of_one_image(function: Callable[..., torch.Tensor]) -> None:
+    """An image without a batch dimension, of changing height and width."""
+    call = torch.compile(function, backend="dynaxla", dynamic=True, options={"sizes": "buckets", "compile": "now"})
+    for height, width in ((5, 8), (6, 9), (9, 11)):
+        x = -torch.ones(2, height, width)
+        assert_equal(call(x), function(x))

@@ -563,8 +563,8 @@ def _reduction(rewrite: PaddingRewrite, node: Node) -> Any:
     dims = reduced_dims(node, len(extents))
     if node.target in _RETURN_POSITIONS:
         require_single_prefix(rewrite, source, dims)
-    if value(source).is_complex() and node.target is aten.logsumexp.default:
-        raise NoPaddingRule("it computes with complex numbers")
+    if not value(source).is_floating_point() and node.target is aten.logsumexp.default:
+        raise NoPaddingRule("it computes with integers or complex numbers")
     node.update_arg(0, rewrite.masked(source, dims, _NEUTRAL[node.target](value(source).dtype)))
     found = reduced_extents(extents, dims, node)
     return [found, found] if isinstance(node.meta["val"], (tuple, list)) else found
@@ -627,6 +627,8 @@ def _cumulative(rewrite: PaddingRewrite, node: Node) -> Any:
     source = node.args[0]
     assert isinstance(source, Node)
     extents = rewrite.extents_of(source)
+    if value(source).is_complex() and node.target is aten.logcumsumexp.default:
+        raise NoPaddingRule("it computes with complex numbers")
     if extents:
         dim = wrap(node.args[1], len(extents))
         require_single_prefix(rewrite, source, [dim])

@@ -6,7 +6,7 @@ windows grows with the size, so the valid windows are a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -44,9 +44,9 @@ def _spatial_dims(rewrite: PaddingRewrite, tensor: Node, first: int) -> list[int
     return list(spatial_dims)
 
 
-def _image_dims(rewrite: PaddingRewrite, images: Any) -> list[int]:
-    """Returns the spatial dimensions of a batch of images with channels. Raises: NoPaddingRule."""
-    if not 3 <= value(images).dim() <= 5:
+def _image_dims(rewrite: PaddingRewrite, images: Any, ranks: Collection[int] = (3, 4, 5)) -> list[int]:
+    """Returns the spatial dimensions of a batch of images with channels. Raises: NoPaddingRule for other ranks, and as `_spatial_dims`."""
+    if value(images).dim() not in ranks:
         raise NoPaddingRule("its input has no batch dimension")
     return _spatial_dims(rewrite, images, 2)
 
@@ -99,7 +99,7 @@ def _max_pool(rewrite: PaddingRewrite, node: Node) -> Any:
     images, *rest = node.args
     assert isinstance(images, Node)
     rewrite.require_exact(*rest, *node.kwargs.values())
-    dims = _image_dims(rewrite, images)
+    dims = _image_dims(rewrite, images, (4,))
     node.update_arg(0, rewrite.masked(images, dims, lowest(value(images).dtype)))
     if _is_width_padded(rewrite, images) and any(user.args[1] == 1 for user in node.users):
         out, positions = rewrite.duplicate(node)
@@ -142,10 +142,10 @@ def _max_pool_backward(rewrite: PaddingRewrite, node: Node) -> Extents:
     assert isinstance(images, Node)
     assert isinstance(indices, Node)
     rewrite.require_exact(*rest)
-    spatial_dims = _image_dims(rewrite, images)
+    spatial_dims = _image_dims(rewrite, images, (4,))
     outer_extents = broadcast([rewrite.extents_of(tensor)[:2] for tensor in (grad, images, indices)])
     for index, tensor in ((0, grad), (len(node.args) - 1, indices)):
-        _image_dims(rewrite, tensor)
+        _image_dims(rewrite, tensor, (4,))
         node.update_arg(index, rewrite.masked(tensor, [0, 1, *spatial_dims], 0, (*outer_extents, *rewrite.extents_of(tensor)[2:])))
     if _is_width_padded(rewrite, images):
         width = rewrite.true_product([size_of(value(images).shape[-1])], value(indices))
@@ -168,7 +168,7 @@ def _require_whole_windows(
 def _mean_pool(rewrite: PaddingRewrite, node: Node) -> Any:
     images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = arguments_except(node)
     rewrite.require_exact(kernel, stride, padding)
-    dims = _image_dims(rewrite, images)
+    dims = _image_dims(rewrite, images, (4,))
     _require_whole_windows(rewrite, images, padding, ceil_mode, count_include_pad, divisor)
     node.update_arg(0, rewrite.masked(images, dims, 0))
     return _result(rewrite, node, *rewrite.extents_of(images)[:2])
@@ -178,8 +178,8 @@ def _mean_pool(rewrite: PaddingRewrite, node: Node) -> Any:
 def _mean_pool_backward(rewrite: PaddingRewrite, node: Node) -> Extents:
     grad, images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = arguments_except(node)
     rewrite.require_exact(kernel, stride, padding)
-    dims = _image_dims(rewrite, images)
-    _image_dims(rewrite, grad)
+    dims = _image_dims(rewrite, images, (4,))
+    _image_dims(rewrite, grad, (4,))
     _require_whole_windows(rewrite, images, padding, ceil_mode, count_include_pad, divisor)
     node.update_arg(0, rewrite.masked(grad, dims, 0))
     outer_extents = broadcast([rewrite.extents_of(grad)[:2], rewrite.extents_of(images)[:2]])
@@ -191,7 +191,7 @@ def _adaptive_pool(rewrite: PaddingRewrite, node: Node) -> Any:
     """Accepts only images of exact sizes, since the windows depend on the size."""
     images, size = node.args
     rewrite.require_exact(size)
-    rewrite.require_unpadded(images, _image_dims(rewrite, images))
+    rewrite.require_unpadded(images, _image_dims(rewrite, images, (4,)))
     return _result(rewrite, node, *rewrite.extents_of(images)[:2])
 
 

@@ -187,7 +187,7 @@ class PaddingRewrite:
             extent = extents[dim].non_uniform
             if not self.is_padded(extent):
                 continue
-            key = node, dim, extent.factors, (type(fill), fill)
+            key = node, dim, extent.factors, repr(fill)  # as a text, because 0.0 equals -0.0
             if key not in self._masked:
                 size_indices = [self.true_size_index(factor) if self.is_padded(Extent.of(factor)) else -1 for factor in extent.factors]
                 sizes = [self._rounded_factor(node, dim, factor, len(extent.factors)) for factor in extent.factors]

@@ -99,7 +99,9 @@ def test_hides_state() -> None:
     visible = [Slots(), Plain(), Odd(), types.SimpleNamespace(), functools.partial(len), TypeVar("T"), ParamSpec("P"), TypeVarTuple("Ts")]
     assert [hides_state(value) for value in visible] == [False] * 8
     hidden = [iter([1]), itertools.count(), threading.Lock(), ValueError(), (i for i in ()), np.random.default_rng(0)]
-    assert [hides_state(value) for value in hidden] == [True] * 6
+    hidden.append(np.zeros(1, [("a", "f4")])[0])
+    assert [hides_state(value) for value in hidden] == [True] * 7
+    assert fingerprint(hidden[-1]) is NO_FINGERPRINT
 
 
 ARRAYS: list[Any] = [

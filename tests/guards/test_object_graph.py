@@ -91,6 +91,19 @@ def test_numbers_as_arguments(values: tuple[Any, ...]) -> None:
     check_arguments(function, *values)
 
 
+def test_tensors_that_differ_in_a_flag_or_an_offset() -> None:
+    conjugate = torch.arange(6) * (1 + 1j)
+    with torch.inference_mode():
+        inference = torch.arange(6.0)
+    check_arguments(lambda x, value: x * (1 + value.is_conj()), conjugate, conjugate.conj())
+    check_arguments(lambda x, value: x * (1 + value.is_neg()), conjugate.imag, conjugate.conj().imag)
+    check_arguments(lambda x, value: x * (1 + value.is_inference()), X.clone(), inference)
+    buffer = torch.arange(12.0)
+    check_arguments(lambda x, part: x * part.storage_offset(), buffer[4:8], buffer[5:9])
+    check_arguments(lambda x, part: x * part.as_strided((1,), (1,), 6), buffer[4:8], buffer[5:9])
+    check_arguments(lambda x, parts: x * parts[1].as_strided((1,), (1,), 6), (buffer[3:7], buffer[4:8]), (buffer[4:8], buffer[5:9]))
+
+
 def test_slices_as_arguments() -> None:
     check_arguments(lambda x, part: x[part], slice(0, 3), slice(0, 5), slice(0, 5, 2), slice(None))
     check_arguments(lambda x, parts: x[parts[0]], (slice(0, 3),), (slice(0, 5),))

@@ -114,6 +114,9 @@ IMPURE: dict[str, Callable[[], Any]] = {
     "ndarray.tofile": lambda: np.zeros(1).tofile(os.devnull),
     "torch.set_num_threads": lambda: torch.set_num_threads(torch.get_num_threads()),
     "environment variable": lambda: os.putenv("DYNAXLA_TEST", "1"),
+    "id": lambda: X * id(X),
+    "thread id": lambda: X * threading.get_ident(),
+    "current thread": lambda: threading.current_thread().name,
     "recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit()),
 }
 # Python does not report calls of classes that are written in C. `observe` finds their names in the code instead.

@@ -25,7 +25,7 @@ from dynaxla.guards.pure_functions import constructor_effect_of, effect_of
 X = torch.ones(2)
 PURE: list[Callable[..., Any]] = [
     *(len, sorted, getattr, math.sqrt, "a".upper, [].append, {}.update, itertools.chain.from_iterable, dict.fromkeys, sys.getsizeof),
-    *(array.array("i").append, collections.deque().rotate, datetime.date(2020, 1, 1).isoformat, threading.get_ident),
+    *(array.array("i").append, collections.deque().rotate, datetime.date(2020, 1, 1).isoformat),
     *(np.zeros, np.ones(2).sum, np.float32(1).item, np.add.reduce, ValueError().with_traceback),
     *(torch.relu, torch.rand, X.add_, X.random_, X.register_hook, torch.bernoulli, torch._foreach_add, torch._fused_adamw_),
 ]
@@ -34,6 +34,7 @@ IMPURE: list[Callable[..., Any]] = [
     *(io.BytesIO().write, threading.Lock().acquire, datetime.datetime.now, datetime.date.today),
     *(np.ones(2).tofile, np.fromfile, np.random.rand, np.random.default_rng(0).normal),
     *(torch.Generator().manual_seed, torch.set_num_threads, torch.from_file),
+    *(id, threading.get_ident),
 ]
 
 
@@ -53,6 +54,13 @@ def test_functions_that_torch_may_call() -> None:
         assert effect_of(function, within_torch=True) == ""
     for function in (print, open, random.random, io.BytesIO().write):
         assert effect_of(function, within_torch=True)
+
+
+def test_functions_that_trusted_code_may_call() -> None:
+    """The standard library may look up objects by identity, and locks by thread."""
+    for function in (id, threading.get_ident):
+        assert effect_of(function, within_torch=False, within_trusted=True) == ""
+    assert effect_of(time.time, within_torch=False, within_trusted=True)
 
 
 def test_constructors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ SETTINGS: list[Callable[[], Any]] = [
     torch.autograd.graph.save_on_cpu,
     lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     lambda: torch.backends.cudnn.flags(enabled=False),
+    lambda: decimal.localcontext(prec=5),
+    lambda: decimal.localcontext(rounding=decimal.ROUND_UP),
     lambda: torch.device("meta"),
 ]
 

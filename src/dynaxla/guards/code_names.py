@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
+import operator
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +47,9 @@ _REFLECTION = frozenset(
 _WORDS = re.compile(r"[^\W\d]\w*")
 # Functions that read or write the attribute whose name is their second argument.
 _BY_NAME = frozenset(("getattr", "hasattr", "setattr", "delattr"))
+_REFLECTING_BUILTINS = tuple(vars(builtins)[name] for name in (*sorted(_BY_NAME), "vars", "dir", "locals", "globals", "eval", "exec"))
 # Modules whose functions read all attributes of an object.
-_REFLECTING_MODULES = frozenset(("copy", "copyreg", "pickle", "inspect", "pprint", "reprlib", "json.encoder", "dataclasses"))
+_REFLECTING_MODULES = frozenset(("copy", "copyreg", "pickle", "inspect", "pprint", "reprlib", "json.encoder", "dataclasses", "argparse"))
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,16 @@ class _Code:
 def names_of(code: types.CodeType) -> Names:
     """Returns the names that a function's code uses; computed once for each code object."""
     return _names_by_identity(_Code(code))
+
+
+def reads_by_name(value: Any, path: str) -> bool:
+    """True if calls of an object at this path read attributes that no code names.
+
+    The names in the code show calls of a builtin function under its own name, so the result is False for such a path.
+    """
+    if isinstance(value, types.BuiltinFunctionType):
+        return value in _REFLECTING_BUILTINS and path.rpartition(".")[2] != value.__name__
+    return isinstance(value, (operator.attrgetter, operator.methodcaller))
 
 
 def could_check_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
@@ -219,7 +232,13 @@ class ExecutedCode:
         """True if an attribute of this name may have been read."""
         return self.names is None or name in self.names or not isinstance(name, str) or _is_special(name)
 
+    @functools.cached_property
+    def reads_offsets(self) -> bool:
+        """True if the code names a function whose result depends on the distance of a tensor from the start of its storage."""
+        return not all(names.isdisjoint(_OFFSET_FUNCTIONS) for _, _, names in self.namespaces)
 
+
+_OFFSET_FUNCTIONS = frozenset(("storage_offset", "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 # Methods of a `torch.autograd.Function` that torch calls from C++.
 _CALLED_BY_AUTOGRAD = frozenset(("forward", "backward", "setup_context", "vmap", "jvp"))
 

@@ -216,7 +216,7 @@ def _finder(cls: Any) -> Callable[[Any], Any] | None:
     if cls in _FINGERPRINTS or not is_trusted_class(cls):
         return _FINGERPRINTS.get(cls)
     if issubclass(cls, np.generic):
-        return _scalar
+        return None if issubclass(cls, np.void) else _scalar  # a record may be written: it is a view of an array
     if issubclass(cls, np.dtype):
         return repr
     if issubclass(cls, pathlib.PurePath):
@@ -271,9 +271,9 @@ def _hides_state(cls: Any) -> bool:
     """True if instances of a class may have state in C that Python cannot inspect.
 
     Such state is assumed if the class, or a base that is not in `_VISIBLE_STATE`, adds more memory to an instance than its declared fields
-    take; and for threads, exceptions, weak references, and classes without a constructor.
+    take; and for threads, exceptions, weak references, NumPy's records, and classes without a constructor.
     """
-    if issubclass(cls, (threading.Thread, BaseException, weakref.ref)):
+    if issubclass(cls, (threading.Thread, BaseException, weakref.ref, np.void)):
         return True
     if cls.__flags__ & _DISALLOWS_INSTANCES:
         return True

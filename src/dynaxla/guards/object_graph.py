@@ -49,6 +49,8 @@ class ObjectGraph:
         codes: the code of all functions.
         names: the names that the code of these functions uses.
         aliased_ids: the ids of objects that several places refer to.
+        compares_offsets: True if the code reads the distance of tensors from the start of their storages.
+        reads_by_name: True if the graph has an object such as an attrgetter, which reads attributes that no code names.
         is_outdated: True while gradients are released (`release_gradients`).
         identities: the objects' classes and attribute dicts, and the tensors' hooks.
     """
@@ -72,6 +74,8 @@ class ObjectGraph:
     codes: set[types.CodeType] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     aliased_ids: set[int] = field(default_factory=set)
+    compares_offsets: bool = False
+    reads_by_name: bool = False
     is_outdated: bool = False
     identities: Identities = field(init=False)
     _checks: ReferenceChecks | None = None
@@ -142,14 +146,19 @@ class ObjectGraph:
         return list(map(metadata_of, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
-        """Returns two numbers for each tensor: the index of the first tensor on its storage, and the distance from that tensor in bytes."""
+        """Returns two numbers for each tensor: the index of the first tensor on its storage, and `_position`."""
         tensors = list(self.tensors.values())
         storages = storages_of(tensors)
         first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
         return [
-            (first[storage], _distance(tensors[first[storage]], tensor) if first[storage] != index else 0)
-            for index, (storage, tensor) in enumerate(zip(storages, tensors, strict=True))
+            (first[storage], self._position(tensors[first[storage]], tensor)) for storage, tensor in zip(storages, tensors, strict=True)
         ]
+
+    def _position(self, first: torch.Tensor, tensor: torch.Tensor) -> int:
+        """Returns the distance of a tensor from the first tensor on its storage, or from the storage's start, in bytes."""
+        if first is tensor and not self.compares_offsets:
+            return 0
+        return _distance(first, tensor) if first is not tensor else _offset(tensor)
 
     def restore(self) -> None:
         """Gives every container its entries at the walk."""
@@ -310,7 +319,7 @@ class ObjectGraph:
         storages = self.base._storages() if self.base is not None and self.tensors else {}
         for path, tensor in self.tensors.items():
             first_path, first = storages.setdefault(storage_of(tensor), (path, tensor))
-            found[f"tensor {path}"] = (*metadata_of(tensor), first_path, _distance(first, tensor) if first is not tensor else 0)
+            found[f"tensor {path}"] = (*metadata_of(tensor), first_path, self._position(first, tensor))
         return found
 
     def _storages(self) -> dict[int, tuple[str, torch.Tensor]]:
@@ -339,9 +348,12 @@ class ObjectGraph:
 
 def _distance(first: torch.Tensor, second: torch.Tensor) -> int:
     """Returns the distance of the first elements of two tensors in one storage, in bytes; 0 for tensors without strides."""
-    if first.layout != torch.strided:
-        return 0
-    return second.storage_offset() * second.itemsize - first.storage_offset() * first.itemsize
+    return _offset(second) - _offset(first)
+
+
+def _offset(tensor: torch.Tensor) -> int:
+    """Returns the distance of a tensor's first element from the start of its storage, in bytes; 0 for a tensor without strides."""
+    return tensor.storage_offset() * tensor.itemsize if tensor.layout == torch.strided else 0
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -361,4 +373,5 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Returns the metadata of a tensor on which a recording depends."""
     strides = tensor.stride() if tensor.layout == torch.strided else ()
-    return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
+    flags = tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
+    return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, flags, tensor.requires_grad, tensor.is_leaf

@@ -9,7 +9,6 @@ import collections
 import contextvars
 import gc
 import logging
-import operator
 import os
 import sys
 import types
@@ -24,7 +23,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from ..errors import CaptureError
-from .code_names import ExecutedCode, codes, names_of
+from .code_names import ExecutedCode, codes, names_of, reads_by_name
 from .dispatch import has_own_dispatch
 from .fingerprints import (
     BUFFER_TYPES,
@@ -71,10 +70,14 @@ _IGNORED_CLASS_ATTRIBUTES = frozenset(
         "__slotnames__",
     ]
 )
+# Attributes of a logger that `logging` changes at queries, or that refer to other loggers, locks and files.
+_LOGGING_INTERNALS = frozenset(("_cache", "manager", "root", "parent", "handlers", "filters"))
 _GLOBAL_HOOKS = {
     **{name: value for name, value in vars(torch_module).items() if name.startswith("_global_") and isinstance(value, dict)},
     **{name: value for name, value in vars(torch_optimizer).items() if name.startswith("_global_") and isinstance(value, dict)},
 }
+# The classes of most tensors. Each walk without a base visits them, so that it need not visit them for each tensor.
+_TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter)
 NameSet = frozenset[str]
 _NO_NAMES: NameSet = frozenset()
 
@@ -93,14 +96,18 @@ def walk(
 
     Raises: CaptureError for more than `max_values` values.
     """
+    if base is not None and base.reads_by_name and executed is not None:
+        executed = replace(executed, names=None)
     graph = ObjectGraph(base, roots)
     visitor = Visitor(graph, executed, max_values)
     visitor.run(roots)
     if visitor.reads_by_name and executed is not None and executed.names is not None:
         if base is None:
             return walk(roots, None, replace(executed, names=None), max_values)
-        # The attrgetter may read attributes of objects in `base`, which the walk of `base` did not follow. So the call is refused.
-        graph.incomparable["args"] = "attrgetter"
+        # Such a function may read attributes of objects in `base`, which the walk of `base` did not follow. So the call is refused.
+        graph.incomparable["args"] = "function that reads attributes by name"
+    graph.reads_by_name = visitor.reads_by_name
+    graph.compares_offsets = executed is not None and executed.reads_offsets
     graph.metadata = graph.current_metadata()
     graph.sharing = graph.sharing_now()
     graph.identities = Identities(graph)
@@ -111,7 +118,7 @@ class Visitor:
     """Adds all objects that can be reached to an `ObjectGraph`, which has the roots and the base. For the other arguments, see `walk`.
 
     Attributes:
-        reads_by_name: True if the walk has visited an attrgetter or a methodcaller, which read attributes that no code names.
+        reads_by_name: True if the walk has visited an object such as an attrgetter, which reads attributes that no code names.
     """
 
     def __init__(self, graph: ObjectGraph, executed: ExecutedCode | None, max_values: int | None = None) -> None:
@@ -136,6 +143,7 @@ class Visitor:
         self._queue.extend((name, value, _NO_NAMES) for name, value in roots.items())
         if self._graph.base is None:
             self._queue.extend((f"torch.{name}", value, _NO_NAMES) for name, value in _GLOBAL_HOOKS.items())
+            self._queue.extend((_class_path(kind), kind, _NO_NAMES) for kind in _TENSOR_CLASSES)
             if self._executed is not None:
                 self._add_executed_namespaces(self._executed)
         self._visit_queue()
@@ -193,7 +201,7 @@ class Visitor:
             or is_compared_by_identity(value)
             or (isinstance(value, type) and not value.__flags__ & HEAP_TYPE)
         ):
-            self.reads_by_name = self.reads_by_name or isinstance(value, (operator.attrgetter, operator.methodcaller))
+            self.reads_by_name = self.reads_by_name or reads_by_name(value, path)
         elif graph.path_of(value) is not None:
             graph.aliased_ids.add(id(value))
         else:
@@ -242,6 +250,12 @@ class Visitor:
             self._graph.derived_containers[path] = container
             for index, (key, item) in enumerate(container.items.items()):
                 yield f"[{key_text(key, index)}]", item
+            if isinstance(value, logging.Logger):
+                attributes = self._add_container(
+                    f"{path} attributes", vars(value), lambda name: name not in _LOGGING_INTERNALS and self._may_be_read(name)
+                )
+                for name, item in attributes.items():
+                    yield f".{name}", item
         elif (parts := parts_of(value)) is not None:
             self._graph.parts[path] = parts
             for name, item in parts.items():
@@ -293,7 +307,13 @@ class Visitor:
             self._graph.paths[id(state)] = f"{path}.__dict__"
             self._graph.objects[f"{path}.__dict__"] = state
             suffix = " attributes" if path in self._graph.containers else ""
-            for name, item in self._add_container(path + suffix, state, None if self._executed is None else self._may_be_read).items():
+            is_relevant = None if self._executed is None else self._may_be_read
+            if isinstance(value, types.SimpleNamespace) and is_relevant is not None:  # its `==` and `repr` read all attributes
+
+                def is_relevant(name: Any) -> bool:
+                    return self._may_be_read(name) or fingerprint(state.get(name)) is not NO_FINGERPRINT
+
+            for name, item in self._add_container(path + suffix, state, is_relevant).items():
                 yield f".{name}", item
         slots = [
             name
@@ -330,17 +350,21 @@ class Visitor:
                     yield f".{name}", attribute
             elif isinstance(item, dict):
                 yield ".hooks", item
-        if not is_trusted_class(type(value)):
+        if type(value) not in _TENSOR_CLASSES:
             yield _class_path(type(value)), type(value)
 
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
-        """Yields a class's methods, class attributes, bases and metaclass. Of a trusted class only the methods: users may patch them."""
+        """Yields a class's methods, class attributes, bases and metaclass.
+
+        Of a trusted class: only methods and attributes that users may patch or set.
+        """
         trusted = is_trusted_class(kind)
 
         def is_relevant(name: str, value: Any) -> bool:
-            if trusted:
-                return self._may_be_read(name) and (callable(value) or isinstance(value, (staticmethod, classmethod, property)))
-            return name not in _IGNORED_CLASS_ATTRIBUTES and self._may_be_read(name) and not isinstance(value, types.MemberDescriptorType)
+            if name in _IGNORED_CLASS_ATTRIBUTES or not self._may_be_read(name) or isinstance(value, types.MemberDescriptorType):
+                return False
+            is_method = callable(value) or isinstance(value, (staticmethod, classmethod, property))
+            return not trusted or is_method or self._has_readable_value(name, value)
 
         for name, value in self._add_container(path, ClassDict(kind, is_relevant)).items():
             if name != "__bases__" and not (trusted and _is_trusted_method(value)):

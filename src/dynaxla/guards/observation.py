@@ -12,6 +12,7 @@ import functools
 import gc
 import logging
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +126,8 @@ class _Observer:
         self._ignored = frozenset(map(id, [*unobserved_code, *private.op_lookup_codes(), *collecting]))
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
-        self._within_torch: dict[int, bool] = {}
+        # For the id of globals: True if they belong to torch; True if they are trusted.
+        self._origins: dict[int, tuple[bool, bool]] = {}
         self._alive: list[Any] = []
         self._effect_names: dict[Any, str] = {}
         # The frames of imports, and of calls of ignored code: nothing is observed inside them.
@@ -206,21 +208,22 @@ class _Observer:
             self._effects[Effect(f"import {name}", _user_location(frame))] = None
 
     def _c_call(self, frame: types.FrameType, function: Any) -> None:
-        within_torch = self._within_torch.get(id(frame.f_globals))
-        if within_torch is None:
-            within_torch = frame.f_globals is not _OWN_GLOBALS and _is_torch_namespace(frame.f_globals)
-            self._within_torch[id(frame.f_globals)] = within_torch
-            self._alive.append(frame.f_globals)
+        caller = frame.f_back if frame.f_code is _CURRENT_THREAD and frame.f_back is not None else frame
+        origin = self._origins.get(id(caller.f_globals))
+        if origin is None:
+            within_torch = caller.f_globals is not _OWN_GLOBALS and _is_torch_namespace(caller.f_globals)
+            origin = self._origins[id(caller.f_globals)] = within_torch, is_trusted_namespace(caller.f_globals)
+            self._alive.append(caller.f_globals)
         if frame.f_globals is _OWN_GLOBALS and (function in (sys.setprofile, sys.getprofile) or function.__module__ == "sys.monitoring"):
             return
         owner = getattr(function, "__self__", None)
         if owner is None or isinstance(owner, (types.ModuleType, type)):
-            key: Any = (id(function), within_torch) if isinstance(owner, types.ModuleType) else None
+            key: Any = (id(function), origin) if isinstance(owner, types.ModuleType) else None
         else:
-            key = type(owner), function.__name__, getattr(function, "__module__", None), within_torch
+            key = type(owner), function.__name__, getattr(function, "__module__", None), origin
         what = self._effect_names.get(key) if key is not None else None
         if what is None:
-            what = effect_of(function, within_torch)
+            what = effect_of(function, *origin)
             if key is not None:
                 self._effect_names[key] = what
                 self._alive.append(function if isinstance(owner, types.ModuleType) else None)
@@ -276,6 +279,8 @@ def _is_start(frame: types.FrameType) -> bool:
 
 
 _OWN_GLOBALS = globals()
+# The code that identifies the thread in which its caller runs.
+_CURRENT_THREAD = threading.current_thread.__code__
 
 
 def _is_torch_namespace(values: Mapping[str, Any]) -> bool:

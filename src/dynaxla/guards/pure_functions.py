@@ -52,8 +52,13 @@ _PURE_MODULES: dict[str, frozenset[str]] = {
 # torch uses these functions to generate Python functions from source text at their first use.
 _CODE_GENERATORS = frozenset(("exec", "eval", "globals", "__import__"))
 _PURE_SYS_FUNCTIONS = frozenset(("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "is_finalizing"))
+# Functions whose results identify an object or a thread. Trusted code uses these functions for lookups that do not show in results. User
+# code may look up another value with them in a later call.
+_IDENTIFYING = frozenset(("builtins.id", "_thread.get_ident"))
 # Modules and classes that torch's own Python code uses without a visible effect: locks, names of threads, clocks for profilers.
-_WITHIN_TORCH = frozenset(("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters"))
+_WITHIN_TORCH = frozenset(
+    ("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters", "decimal")
+)
 _WITHIN_TORCH_CLASSES = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")
 # torch's C functions with effects outside tensors: on files, generators, threads, other processes. Functions that change settings are not
 # listed, because torch's settings are compared before and after a run.
@@ -177,18 +182,21 @@ _CLASS_METHODS = frozenset(
 )
 
 
-def effect_of(function: Any, within_torch: bool) -> str:
+def effect_of(function: Any, within_torch: bool, within_trusted: bool = False) -> str:
     """Returns the name of a C function that may do more than compute; "" if it only computes.
 
     Args:
         function: the function as `sys.setprofile` reports it.
         within_torch: True if torch's own Python code calls the function.
+        within_trusted: True if trusted code (trusted_code.py) calls the function, such as the standard library's.
     """
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "?")
     if owner is None or isinstance(owner, types.ModuleType) or is_pybind11_record(owner):
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
         module = str(module)
+        if f"{module}.{name}" in _IDENTIFYING:
+            return "" if within_torch or within_trusted else f"{module}.{name}"
         if _is_group_query(module, name, within_torch) or _computes(module, name, within_torch):
             return ""
         return f"{module}.{name}"
@@ -245,8 +253,6 @@ def _computes(module: str, name: str, within_torch: bool) -> bool:
         return name not in _PURE_MODULES[module] or (within_torch and name in _CODE_GENERATORS)
     if module == "sys":
         return name in _PURE_SYS_FUNCTIONS or within_torch
-    if module == "_thread":
-        return name == "get_ident" or within_torch
     if module.partition(".")[0] in ("torch", "functorch") or module in ("", "_VariableFunctions"):
         return "distributed" not in module and _torch_computes(name)
     if module.partition(".")[0] == "numpy":

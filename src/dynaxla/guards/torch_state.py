@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
 import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +21,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 
 
 def global_state() -> tuple[Any, ...]:
-    """Returns torch's settings in this thread, comparable with earlier or later results in the same thread."""
+    """Returns the settings of torch and `decimal` in this thread, comparable with earlier or later results in the same thread."""
     return (
         *_results(_MODE_QUERIES),
         tuple(map(_autocast, _AUTOCAST_DEVICES)),
@@ -29,6 +31,7 @@ def global_state() -> tuple[Any, ...]:
         tuple(identity_of(mode) for mode in _get_current_dispatch_mode_stack()),
         _saved_tensor_hooks(),
         private.functorch_level(),
+        _decimal_settings(decimal.getcontext()),  # results of decimal numbers depend on these settings
     )
 
 
@@ -67,6 +70,9 @@ _BACKEND_QUERIES = (
     lambda: torch.__future__.get_overwrite_module_params_on_conversion(),
     lambda: torch.__future__.get_swap_module_params_on_conversion(),
 )
+
+
+_decimal_settings = operator.attrgetter("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 def _autocast(device: str) -> Any:

@@ -66,7 +66,8 @@ class DictCheck:
 
 
 def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    flags = tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
+    return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), *flags)
 
 
 # True if guards of this version of torch can compare the result of a function (see `guard_on_result`).

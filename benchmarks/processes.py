@@ -23,9 +23,9 @@ from dynaxla.bench.runner import (
     LocalRunner,
     ModelSetup,
     RemoteError,
-    empty_caches,
     first_line,
     release_memory,
+    with_empty_caches,
 )
 from dynaxla.bench.suites import BenchCase
 from dynaxla.runtime.devices import jax_device
@@ -75,7 +75,7 @@ class Remote:
 def _serve(connection: Connection, engine_name: str, case: BenchCase, setup: ModelSetup) -> None:
     torch.set_num_threads(setup.threads)
     local: LocalRunner | None = None
-    with torch.no_grad(), empty_caches():
+    with torch.no_grad(), with_empty_caches():
         model = setup.model(case)
         while True:
             try:

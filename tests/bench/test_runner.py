@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dynaxla.bench.engines import BenchEngine
-from dynaxla.bench.runner import LocalRunner, ModelSetup, empty_caches, first_line
+from dynaxla.bench.runner import LocalRunner, ModelSetup, first_line, with_empty_caches
 
 
 def test_first_line_of_a_wrapped_error_is_that_of_its_cause() -> None:
@@ -42,7 +42,7 @@ def test_empty_caches_sets_a_temporary_cache_directory(monkeypatch: pytest.Monke
         monkeypatch.delenv("DYNAXLA_CACHE", raising=False)
         if before is not None:
             monkeypatch.setenv("DYNAXLA_CACHE", before)
-        with empty_caches():
+        with with_empty_caches():
             temporary = os.environ["DYNAXLA_CACHE"]
             assert os.listdir(temporary) == []
         assert os.environ.get("DYNAXLA_CACHE") == before

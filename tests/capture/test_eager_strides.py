@@ -114,7 +114,7 @@ def test_strides_are_found_if_warnings_are_errors() -> None:
     args = (x, 0, torch.tensor([0, 1, 2, 3]), x, "mean")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        expected = eager_strides._try_kernel(torch.ops.aten.index_reduce.default, args, {}, None, False)
+        expected = eager_strides._run_trial(torch.ops.aten.index_reduce.default, args, {}, None, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert expected == [((4, 3), torch.ops.aten.index_reduce.default(*args).stride())]

@@ -141,7 +141,7 @@ def test_names_without_a_public_fallback_are_checked_before_use() -> None:
     }
     for file in PRIVATE:
         for node in ast.walk(ast.parse(SOURCES[file])):
-            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ("_require", "_unsupported"):
+            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ("_require", "_lacks"):
                 checked |= {item.value.partition(".compile_args")[0] for item in node.args if isinstance(item, ast.Constant)}
     without_fallback = [name for (_, name), cells in rows().items() if cells[1] == "none"]
     assert {name for name in without_fallback if not any(f".{name}".endswith(f".{checked_name}") for checked_name in checked)} == UNCHECKED

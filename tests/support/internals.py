@@ -333,15 +333,15 @@ def all_operands_are_large(patch: Patch, asked: list[int] | None = None) -> None
         asked: gets the maximum number of elements of each smaller trial; 0 if there is no maximum.
     """
     patch.setattr(eager_strides, "_MAX_ELEMENTS", 0)
-    patch.setattr(eager_strides, "_trial_results", {})
+    patch.setattr(eager_strides, "_cached_results", {})
     if asked is not None:
-        run = eager_strides._try_kernel
+        run = eager_strides._run_trial
 
         def counted(op: Any, args: Any, kwargs: Any, most: int | None, fake: bool) -> Any:
             asked.append(most or 0)
             return run(op, args, kwargs, most, fake)
 
-        patch.setattr(eager_strides, "_try_kernel", counted)
+        patch.setattr(eager_strides, "_run_trial", counted)
 
 
 def rows_of_attention_blocks(patch: Patch, count: int) -> None:

@@ -36,7 +36,7 @@ class ExportedModel:
     """
 
     def __init__(self, manifest: Manifest, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
-        """Checks the weights against the manifest, and which functions the program (serialized StableHLO) calls.
+        """Checks the weights against the manifest, and that the program (serialized StableHLO) calls no forbidden function.
 
         Raises: ArtifactError if a weight is missing or has another shape or dtype, or if the program cannot be read or calls a function
         that an exported program must not call.
@@ -144,8 +144,10 @@ class ExportedModel:
             if exists and not is_empty and not (overwrite and (target / MANIFEST).is_file()):
                 if overwrite:
                     raise _artifact_error(f"{target} is neither empty nor an exported model", "choose another directory")
-                state = "is not empty" if target.is_dir() else "is not a directory"
-                raise _artifact_error(f"{target} {state}", "choose another directory, or give overwrite=True to replace an exported model")
+                if not target.is_dir():
+                    raise _artifact_error(f"{target} is not a directory", "choose another directory")
+                hint = "choose another directory, or give overwrite=True to replace an exported model"
+                raise _artifact_error(f"{target} is not empty", hint)
             files = self._files()
             _write(target, {**files, MANIFEST: manifests.encode(self.manifest, files)}, exists, is_empty)
         except OSError as error:
@@ -177,7 +179,8 @@ class ExportedModel:
     def _argument(self, spec: ArraySpec, path: str, value: Any) -> Any:
         """Returns an argument as an array with the dtype that the program takes.
 
-        A Python number is cast if NumPy's casting rule "same_kind" allows that, an array only if `NARROW_DTYPES` has its dtype.
+        A Python number is cast if NumPy's casting rule "same_kind" allows that. An array of another dtype is accepted, and widened, only if
+        its dtype is `NARROW_DTYPES[spec.dtype]`.
 
         Args:
             spec: the input of the program.
@@ -187,8 +190,10 @@ class ExportedModel:
         Raises: ArtifactError for another dtype.
         """
         dtype = DTYPES[spec.dtype]
+        hint = f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened"
         with jax.enable_x64(True):
             if isinstance(value, (bool, int, float, complex)):
+                hint = f"pass an array of {spec.dtype}: a Python number is cast only as NumPy's rule 'same_kind' allows"
                 value = np.asarray(value)
                 value = value.astype(dtype) if np.can_cast(value.dtype, dtype, "same_kind") else value
             elif not isinstance(value, jax.Array):
@@ -197,8 +202,7 @@ class ExportedModel:
                 return value
             if value.dtype.name == NARROW_DTYPES.get(spec.dtype):
                 return value.astype(dtype)
-        name = value.dtype.name
-        raise _artifact_error(f"{path} ({spec}) was passed as {name}", f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened")
+        raise _artifact_error(f"{path} ({spec}) was passed as {value.dtype.name}", hint)
 
     def _check_sizes(self, arguments: Sequence[Any]) -> None:
         """Raises ArtifactError for wrong shapes. Dimensions that are expressions, such as 2*length, are left to JAX's own checks."""

@@ -27,7 +27,7 @@ from ..autoselect.agreement import NumericalAgreement, compare, perturbed_result
 from ..observe import metrics
 from . import capture
 from .engines import BenchEngine
-from .runner import AddedMemory, BenchRunner, Inputs, LocalRunner, ModelSetup, empty_caches, first_line, release_memory
+from .runner import AddedMemory, BenchRunner, Inputs, LocalRunner, ModelSetup, first_line, release_memory, with_empty_caches
 from .suites import BenchCase
 from .training import TrainingStep
 
@@ -422,7 +422,7 @@ def process_settings(threads: int) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
         notes = stack.enter_context(xla_thread_pool(threads))
-        stack.enter_context(empty_caches())
+        stack.enter_context(with_empty_caches())
         if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             notes.append("JAX_COMPILATION_CACHE_DIR is set: dynaxla's first calls may have found programs of an earlier run.")
         # This logger's only message, about graph breaks at .item(), would appear in the middle of the progress bar.

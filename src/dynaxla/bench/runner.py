@@ -1,4 +1,4 @@
-"""Runs one engine on one model."""
+"""Runs one of the benchmark's engines on one model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelSetup:
         dtype: the dtype of parameters and of floating-point inputs.
         device: the device of parameters and inputs.
         seed: the seed of the parameters.
-        threads: the number of threads.
+        threads: the number of threads of torch, and of XLA's CPU pools unless PJRT_NPROC is set.
         training: the name of an optimizer if training steps are measured, else "".
     """
 
@@ -90,7 +90,11 @@ class BenchRunner(Protocol):
 
 
 class LocalRunner:
-    """A runner in this process. The model is on the engine's device. For a native engine this is the CPU, to which inputs are copied."""
+    """A runner in this process.
+
+    A native engine runs on the CPU while other engines run on the device "jax": its model is on the CPU, and each call's inputs are copied
+    there.
+    """
 
     def __init__(self, engine: BenchEngine, model: nn.Module, inputs: Inputs, setup: ModelSetup) -> None:
         self._setup = setup
@@ -145,8 +149,8 @@ class AddedMemory:
     Child processes (Inductor's compilers) are not included.
 
     Attributes:
-        peak_bytes: the peak during the first calls, which compile.
-        kept_bytes: the memory after these calls.
+        peak_bytes: the increase of memory at its peak during the first calls, which compile.
+        kept_bytes: the increase of memory that remains after these calls.
         device_peak_bytes: on a GPU, the peak of the device memory of torch and JAX, with the model; else None.
     """
 
@@ -156,7 +160,7 @@ class AddedMemory:
 
 
 @contextlib.contextmanager
-def empty_caches() -> Iterator[None]:
+def with_empty_caches() -> Iterator[None]:
     """Inside the context, the caches of Inductor and dynaxla on disk are empty directories, so that first calls compile."""
     with contextlib.ExitStack() as stack:
         before = os.environ.get("DYNAXLA_CACHE")

@@ -46,15 +46,17 @@ class GraphDevice:
 
 
 class NativeBuffers(Buffers):
-    """Buffers in torch's memory, on one device. No array is donated, because XLA would copy a donated buffer that torch owns.
+    """The implementation of `Buffers` for torch's own memory, on one device.
+
+    Nothing is donated, because XLA would copy a donated buffer that torch owns.
 
     Args:
         interpreter: The graph's interpreter.
         symbols: The values of the graph's symbolic sizes.
         args: The inputs of a call for which the program is compiled.
         static: The positions of parameters and buffers of modules, whose addresses hardly ever change.
-        phase: The pass that the graph computes. A tensor that a forward program saves for a backward program may have other strides than in
-            the graph.
+        phase: The pass that the graph computes; "inference" if the graph has no backward graph. A tensor that a forward program saves for a
+            backward program may have other strides than in the graph.
         device: The device, for torch and for JAX.
         reorders: True if the program chooses the memory order of results that only the backward graph reads (see `Buffers.free_results`).
         waits_for_checks: See `AtenGraph`.
@@ -101,8 +103,8 @@ class NativeBuffers(Buffers):
         # `_protected`: by a buffer's index, the position of the input to which the caller will copy the buffer (see `protect_inputs`).
         self._protected, has_unprotected = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
         self._waits_for_checks = waits_for_checks or has_unprotected
-        # The positions of the program's arguments. Inputs without elements are created inside the program. Inputs that only outputs alias
-        # are not arguments.
+        # The positions of the program's arguments. Inputs without elements are created inside the program. An input that the program does
+        # not read, but in whose memory an output lies, is not an argument.
         read = interpreter.needed(self.nodes) | {placeholders[position] for position in self._protected.values()}
         self._arguments = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position] in read]
         self._positions = self._arguments + sorted(aliased - set(self._arguments))
@@ -115,7 +117,7 @@ class NativeBuffers(Buffers):
         self.open_inputs = {
             self._arguments.index(position) + first: position for position in open_positions if is_open and position in self._arguments
         }
-        self._unpacked: frozenset[int] = frozenset()  # the positions of the inputs whose memory orders XLA has chosen
+        self._taken_unpacked: frozenset[int] = frozenset()  # the positions of the inputs whose memory orders XLA has chosen
         self.numbers: Sequence[Node] = [
             output.node for output in self._outputs if isinstance(output, NonTensor) and output.node is not None
         ]
@@ -126,7 +128,7 @@ class NativeBuffers(Buffers):
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
         seed = [jax.ShapeDtypeStruct((2,), np.int32)] if self._has_seed else []
-        return seed + [jax.ShapeDtypeStruct(item.layout.packed_shape, dtypes.to_jax(item.dtype)) for item in self._parameters()]
+        return seed + [jax.ShapeDtypeStruct(item.layout.packed_shape, dtypes.to_jax(item.dtype)) for item in self._expected_arguments()]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
         key = None
@@ -136,7 +138,7 @@ class NativeBuffers(Buffers):
             key = random_key(seed)
         unread = {position: spec for position, spec in self.specs.items() if position not in self._arguments}
         inputs = {position: lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in unread.items()}
-        for parameter, position, array in zip(self._parameters(), self._arguments, arrays, strict=True):
+        for parameter, position, array in zip(self._expected_arguments(), self._arguments, arrays, strict=True):
             inputs[position] = parameter.layout.unpack(array)
         return [inputs[position] for position in self.specs], key
 
@@ -173,16 +175,16 @@ class NativeBuffers(Buffers):
                 storage = private.storage_id(result)
             used_storages.add(storage)
             # To autograd, a program's result is not a view. So this result, which torch has computed, must not be a view either.
-            results.append(transfer.reinterpret(result, result.shape, result.stride()) if result._is_view() else result)
+            results.append(transfer.reinterpret(result, result.shape, result.stride()) if private.base_of(result) is not None else result)
         return results
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:
         """Finds the outputs that AOTAutograd copies to inputs after the call.
 
         Returns:
-            A dict from the index of a buffer that is exactly an input's new value to the position of that input. And True if other outputs
-            are copied to inputs, too. `protect_inputs` cannot protect these inputs, because no buffer of the input's shape and dtype has
-            the new value.
+            protected: The position of an input, by the index of the buffer that is exactly the input's new value.
+            has_unprotected: True if other outputs are copied to inputs, too. `protect_inputs` cannot protect these inputs, because no
+                buffer of the input's shape and dtype is for one input alone and has its new value.
         """
         protected: dict[int, int] = {}
         has_unprotected = False
@@ -211,7 +213,7 @@ class NativeBuffers(Buffers):
 
     def with_input_orders(self, orders: Mapping[int, Order]) -> NativeBuffers:
         copy = object.__new__(NativeBuffers)
-        copy.__dict__.update(self.__dict__, specs=dict(self.specs), _unpacked=frozenset(self.open_inputs.values()))
+        copy.__dict__.update(self.__dict__, specs=dict(self.specs), _taken_unpacked=frozenset(self.open_inputs.values()))
         for index, position in self.open_inputs.items():
             spec = self.specs[position]
             copy.specs[position] = dataclasses.replace(spec, stride=_dense_layout(spec, orders.get(index)).strides)
@@ -220,7 +222,7 @@ class NativeBuffers(Buffers):
     def for_segments(self) -> SegmentBuffers | None:
         if self._on_gpu or any(buffer.scattered or buffer.is_conj or buffer.is_neg for buffer in self._buffers):
             return None
-        arguments = {position: parameter.layout for position, parameter in zip(self._arguments, self._parameters(), strict=True)}
+        arguments = {position: parameter.layout for position, parameter in zip(self._arguments, self._expected_arguments(), strict=True)}
         return SegmentBuffers(
             self.with_result_orders({index: self._buffers[index].layout.permutation for index in self.free_results}), arguments
         )
@@ -235,16 +237,18 @@ class NativeBuffers(Buffers):
         ]
 
     def bind(self, numbers: Sequence[Any]) -> NativeBinding:
-        arguments = Arguments(self._parameters(), self._device.torch_device, self._device.jax_device)
+        arguments = Arguments(self._expected_arguments(), self._device.torch_device, self._device.jax_device)
         return NativeBinding(arguments, self._positions, self._assembler(numbers), self._device, self._draws_random, self._waits_for_checks)
 
-    def _parameters(self) -> list[ExpectedInput]:
-        """Returns the program's inputs, without the seed."""
+    def _expected_arguments(self) -> list[ExpectedInput]:
+        """Returns the program's arguments, without the seed."""
         result = []
         for position in self._arguments:
             spec = self.specs[position]
             layout = Layout.of(spec.shape, spec.stride)
-            result.append(ExpectedInput(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._unpacked))
+            result.append(
+                ExpectedInput(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._taken_unpacked)
+            )
         return result
 
     def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
@@ -278,16 +282,17 @@ def assembler(
         numbers: The values of the nodes that the graph returns as numbers.
     """
     owners = _owners(outputs, nodes, buffers)
-    buffer_views = [_BufferView(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
+    buffer_views = [_SharedBuffer(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
     index_of = {position: index for index, position in enumerate(positions)}
     makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []  # one for each distinct output
     maker_of_output: list[int] = []  # the index of each output's maker
     maker_by_key: dict[Any, int] = {}
-    strides_may_differ = phase == "backward"
+    is_backward = phase == "backward"
     uses = Counter(output.buffer for node, output in dict(zip(nodes, outputs, strict=True)).items() if isinstance(output, FromBuffer))
     for node, output in zip(nodes, outputs, strict=True):
         if isinstance(node, Node):
-            # A node that is returned twice gives the same tensor twice, unless only one output is in an input's memory (device "jax").
+            # A node that is returned twice gives the same tensor twice, unless an output is in an input's memory, and the other one is not,
+            # or has another plan (device "jax").
             key = node, output if isinstance(output, FromInput) else None
             maker_of_output.append(maker_by_key.setdefault(key, len(makers)))
             if maker_of_output[-1] < len(makers):
@@ -295,8 +300,8 @@ def assembler(
         else:
             maker_of_output.append(len(makers))
         is_owner = isinstance(output, FromBuffer) and owners.get(output.buffer) is output
-        shared = phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not strides_may_differ else None
-        makers.append(_maker(output, buffer_views, index_of, numbers, specs, device, is_owner, shared, strides_may_differ))
+        shared_in = phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not is_backward else None
+        makers.append(_maker(output, buffer_views, index_of, numbers, specs, device, is_owner, shared_in, is_backward))
     owner_views = [(index, view.owner_view) for index, view in enumerate(buffer_views) if view.owner_view is not None]
 
     def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -324,7 +329,8 @@ class NativeBinding:
 
     Args:
         arguments: Imports the program's arguments.
-        positions: The positions of a call's tensors among the graph's inputs: the program's arguments, then inputs that only outputs alias.
+        positions: The positions of a call's tensors among the graph's inputs: the program's arguments, then the inputs that
+            the program does not read, but in whose memory an output lies.
         outputs: The function that assembles the graph's outputs (see `assembler`).
         device: The device, for torch and for JAX.
         draws_random: True if the program draws random numbers, so that each call needs a new seed.
@@ -434,18 +440,16 @@ def _with_strides_of(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
     return dataclasses.replace(spec, stride=tensor.stride()) if is_dense else spec
 
 
-class _BufferView:
-    """The view of a buffer that its outputs share: the shape and strides of its owner (see `_owners`), or else a contiguous tensor.
+class _SharedBuffer:
+    """How a buffer's tensor looks to the outputs in it: with the shape and strides of the owner (see `_owners`), or else as exported.
 
     Attributes:
         count: The number of the buffer's elements.
-        dtype: The buffer's dtype.
         owner_view: The owner's shape, strides and offset, if they differ from those of the exported result; else None.
     """
 
     def __init__(self, buffer: Buffer, owner: FromBuffer | None) -> None:
         self.count = math.prod(buffer.shape)
-        self.dtype = buffer.spec.dtype
         is_as_exported = owner is None or _is_as_exported(owner, buffer)
         self.owner_view = None if owner is None or is_as_exported else (owner.shape, owner.stride, owner.offset)
 
@@ -454,8 +458,8 @@ def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[B
     """Returns the owner of each buffer, by the buffer's index. A buffer may have no owner.
 
     The *owner* is the output that autograd does not see as a view. The other outputs in the buffer are views of the owner. The owner is the
-    node whose value the buffer holds, if that node is an output. Otherwise it is the first output that covers the whole buffer. Outputs
-    with a conjugate or negative bit are never owners.
+    first output of the node whose value the buffer holds. If there is none, it is the first output that has the dtype of the buffer, and
+    the shape and strides of the exported result. Outputs with a conjugate or negative bit are never owners.
     """
     owners: dict[int, FromBuffer] = {}
     pairs = [(node, output) for node, output in zip(nodes, outputs, strict=True) if isinstance(output, FromBuffer)]
@@ -477,26 +481,26 @@ def _with_spec_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 def _maker(
     output: Output,
-    buffers: Sequence[_BufferView],
+    buffers: Sequence[_SharedBuffer],
     index_of: dict[int, int],
     numbers: dict[torch.fx.Node, Any],
     specs: dict[int, TensorSpec],
     device: torch.device,
     is_owner: bool,
-    shared: Phase | None,
-    strides_may_differ: bool,
+    shared_in: Phase | None,
+    is_backward: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
     """Returns a function of the program's results (as packed tensors) and of the input tensors that creates one output.
 
     Args:
         output: The plan of the output.
-        buffers: The views of the program's results.
+        buffers: The program's results, as the outputs in them see them.
         index_of: By an input's position among the graph's inputs, its index among the input tensors.
         numbers: The values of the nodes that the graph returns as numbers.
         specs: The specs of the inputs, by position.
         device: The graph's device.
-        is_owner, shared: See `_buffer_maker`.
-        strides_may_differ: True in a backward graph, whose inputs (gradients and saved tensors) may have other strides than in the graph.
+        is_owner, shared_in: See `_buffer_maker`.
+        is_backward: True in a backward graph, whose inputs (gradients and saved tensors) may have other strides than in the graph.
     """
     if isinstance(output, NonTensor):
         value = output.value if output.node is None else numbers[output.node]
@@ -507,8 +511,8 @@ def _maker(
     if isinstance(output, FromInput):
         index = index_of[output.position]
         source = specs[output.position]
-        is_detached = strides_may_differ or output.detached
-        if output.is_input and strides_may_differ:
+        is_detached = is_backward or output.detached
+        if output.is_input and is_backward:
             return lambda _, tensors: _with_spec_strides(tensors[index], source)
         if output.is_input:
             return lambda _, tensors: tensors[index]
@@ -525,7 +529,7 @@ def _maker(
             return _with_bits(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
 
         return view
-    make = _buffer_maker(output, buffers[output.buffer], is_owner, shared)
+    make = _buffer_maker(output, buffers[output.buffer], is_owner, shared_in)
     if output.device.type == device.type:
         return make
     return lambda results, tensors: make(results, tensors).to(output.device)
@@ -540,7 +544,7 @@ def _is_as_exported(output: FromBuffer, buffer: Buffer) -> bool:
 
 
 def _buffer_maker(
-    output: FromBuffer, view: _BufferView, is_owner: bool, shared: Phase | None
+    output: FromBuffer, view: _SharedBuffer, is_owner: bool, shared_in: Phase | None
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
     """Returns a function that creates an output in a buffer.
 
@@ -548,9 +552,9 @@ def _buffer_maker(
         output: The plan of the output.
         view: The shape and strides of the buffer's owner.
         is_owner: True if the output is the buffer's owner (see `_owners`). Other outputs are further tensors on the same memory.
-        shared: The graph's phase if several outputs are in the buffer, else None. In an inference graph, autograd must see a write to one
-            output as a write to all of them. In a forward graph, each output has its own base, because AOTAutograd itself declares which
-            outputs are views of one another. None in a backward graph.
+        shared_in: The graph's phase if several outputs are in the buffer, else None. In an inference graph, autograd must see a write to
+            one output as a write to all of them. In a forward graph, each output has its own base, because AOTAutograd itself declares
+            which outputs are views of one another. None in a backward graph.
     """
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
     if is_owner:
@@ -559,13 +563,13 @@ def _buffer_maker(
 
     def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:
         base = buffers[index]
-        base = base.detach() if shared == "forward" else base
+        base = base.detach() if shared_in == "forward" else base
         is_view, base_offset = True, owner_offset
         if base.dtype != dtype:
             if view.owner_view is not None:
                 base, base_offset = base.as_strided((view.count,), (1,), base.storage_offset() - owner_offset), 0
             base, is_view = _viewed_as(base, dtype)
-        if shared is None:
+        if shared_in is None:
             return _with_bits(transfer.reinterpret(base, shape, stride, offset - base_offset), output.is_conj, output.is_neg)
         tensor = base.as_strided(shape, stride, base.storage_offset() + offset - base_offset)
         return _with_bits(tensor if is_view else tensor.detach(), output.is_conj, output.is_neg)
@@ -574,7 +578,7 @@ def _buffer_maker(
 
 
 def _viewed_as(base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
-    """Returns a contiguous tensor reinterpreted in another dtype, and True if autograd sees the result as a view.
+    """Reinterprets a contiguous tensor in another dtype, in a shape that may differ. Returns it, and True if autograd sees it as a view.
 
     Autograd sees a view between real and complex numbers. Between other dtypes, it must not see one: AOTAutograd regenerates an alias of a
     mutated input by replaying the alias's chain of views on the input. So the first tensor of the chain must have the input's dtype, or

@@ -1,9 +1,10 @@
 """Gives the results of a traced op the strides that they have in eager mode.
 
 A trace takes strides from the fake implementation of an op, or from the op's decomposition. Both can differ from the strides of the op's
-kernel if operands are not contiguous. So the kernel itself runs once, on tensors with the operands' memory order (kernel_refusals.py has
-similar trials for dtypes). Large operands are replaced by smaller tensors. If a traced result has another memory order than the kernel's
-result, the trace copies the traced result to the kernel's order. In XLA, such a copy only changes the layout of the returned array.
+kernel if operands are not contiguous. So the kernel itself is tried on new tensors with the operands' memory order (kernel_refusals.py has
+similar trials for dtypes), and the strides of its results are cached. Large operands are replaced by smaller tensors. If a traced result
+has another memory order than the kernel's result, the trace copies the traced result to the kernel's order. In XLA, such a copy only
+changes the layout of the returned array.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _UNTRIED_NAMES = re.compile(
 
 # A kernel is tried with the operands' own sizes if operands and results have at most this many elements, else with smaller sizes.
 _MAX_ELEMENTS = 1 << 16
-# The same limit for a kernel that does not check its numeric arguments: such a kernel must not be tried with smaller sizes, because the
-# arguments may not match them. Ops in `flop_registry` (products, convolutions) are excluded: with so many elements they take too long.
+# The same limit for a kernel that may not check its numeric arguments, or that refuses small sizes (`kernel_refusals.is_untried`). Such a
+# kernel must not be tried with smaller sizes, because the arguments may not match them. Ops in `flop_registry` (products, convolutions) are
+# excluded: with so many elements they take too long.
 _MAX_ELEMENTS_UNCHECKED = 1 << 24
 # A trial with smaller sizes cuts longer dimensions to the first of these sizes. If the kernel refuses the operands, the second is tried.
 _SHORT_SIZES = (4, 8)
@@ -45,7 +47,7 @@ _SHORT_SIZES = (4, 8)
 # The maximum number of cached results.
 _MAX_CACHED = 4096
 # The sizes and strides of a kernel's results, or of the fake implementation's, by op, arguments, and sizes and strides of the operands.
-_trial_results: dict[Any, Any] = {}
+_cached_results: dict[Any, Any] = {}
 
 
 def with_eager_strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
@@ -79,6 +81,7 @@ def _copied_to_order(result: Any, order: tuple[int, ...] | None) -> Any:
     if order is None:
         return result
     inverse = sorted(range(len(order)), key=order.__getitem__)
+    # `permute` returns a view. The second clone keeps the strides, and is a new tensor, as the results of the op are.
     return result.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse).clone()
 
 
@@ -98,18 +101,20 @@ def _orders_to_copy(
         return None
     elements = sum(math.prod(spec[0]) for spec in specs if spec is not None)
     traced = [_sizes_and_strides(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in results]
-    is_unchecked = kernel_refusals.is_untried(op)  # the kernel does not check its numeric arguments
+    # kernel_refusals.py does not try these ops, because their kernels may not check their arguments, or refuse small sizes. Here such a
+    # kernel is tried, but only with the operands' own sizes, which its arguments match.
+    is_unchecked = kernel_refusals.is_untried(op)
     if elements <= _MAX_ELEMENTS or (is_unchecked and elements <= _MAX_ELEMENTS_UNCHECKED and op.overloadpacket not in flop_registry):
-        return _differing_orders(traced, _from_kernel(op, args, kwargs, None))
+        return _differing_orders(traced, _trial_result(op, args, kwargs, None))
     if is_unchecked:
         return None
     for max_size in _SHORT_SIZES:
-        if (from_kernel := _from_kernel(op, args, kwargs, max_size)) is None:
+        if (from_kernel := _trial_result(op, args, kwargs, max_size)) is None:
             continue
         if _differing_orders(traced, from_kernel) is None:
             return None
-        if _differing_orders(_from_kernel(op, args, kwargs, max_size, fake=True), from_kernel) is None:
-            # For small operands, the fake implementation has the kernel's memory order and the decomposition does not. So the fake
+        if _differing_orders(_trial_result(op, args, kwargs, max_size, fake=True), from_kernel) is None:
+            # With short sizes, no memory order of the fake implementation is known to differ from the kernel's. So the fake
             # implementation's order for the real sizes is taken as the kernel's.
             return _differing_orders(traced, _from_fake_implementation(op, args, kwargs))
         return _differing_orders(traced, from_kernel)
@@ -141,7 +146,8 @@ def _differing_orders(
 ) -> list[tuple[int, ...] | None] | None:
     """Returns, for each result, its memory order in `expected` if this order differs from the order in `traced`, else None.
 
-    Returns None if no order differs. Only the strides of dimensions with more than one element are compared.
+    Returns None if no order differs, if a trial was refused (an argument is None), or if the numbers of results differ.
+    Only the strides of dimensions with more than one element are compared.
     """
     if traced is None or expected is None or len(traced) != len(expected):
         return None
@@ -153,7 +159,11 @@ def _differing_orders(
 
 
 def _differing_order(traced: _SizesStrides, expected: _SizesStrides) -> tuple[int, ...] | None:
-    """Returns the memory order of `expected`; None if it is the traced order, `expected` is not dense, or other dimensions have size 1."""
+    """Returns the memory order of `expected` if the traced strides are not the dense strides of this order, else None.
+
+    Returns None, too, if `expected` is not dense, if the traced tensor has no elements, or if the tensors differ in their numbers of
+    dimensions or in the dimensions that have more than one element.
+    """
     (sizes, strides), (expected_sizes, _) = traced, expected
     if len(sizes) != len(expected_sizes) or any(
         (size > 1) != (expected_size > 1) for size, expected_size in zip(sizes, expected_sizes, strict=True)
@@ -181,12 +191,12 @@ def _dense_order(spec: _SizesStrides) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-def _from_kernel(
+def _trial_result(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], max_size: int | None, fake: bool = False
 ) -> list[_SizesStrides | None] | None:
-    """Returns the sizes and strides of a kernel's results, None in the place of a result that is no tensor. Cached.
+    """Returns the sizes and strides of a trial's results, None in the place of a result that is no tensor. Cached.
 
-    Returns None if the kernel refuses the operands.
+    Returns None if the kernel, or the fake implementation, refuses the operands.
 
     Args:
         op, args, kwargs: the traced call.
@@ -194,11 +204,11 @@ def _from_kernel(
         fake: True to run torch's fake implementation instead of the kernel.
     """
     key = (op, _key(args, max_size), _key(dict(kwargs), max_size), fake)
-    if key not in _trial_results:
-        if len(_trial_results) >= _MAX_CACHED:
-            _trial_results.clear()
-        _trial_results[key] = _try_kernel(op, args, kwargs, max_size, fake)
-    result: list[_SizesStrides | None] | None = _trial_results[key]
+    if key not in _cached_results:
+        if len(_cached_results) >= _MAX_CACHED:
+            _cached_results.clear()
+        _cached_results[key] = _run_trial(op, args, kwargs, max_size, fake)
+    result: list[_SizesStrides | None] | None = _cached_results[key]
     return result
 
 
@@ -214,9 +224,10 @@ def _key(value: Any, max_size: int | None) -> Any:
 
 
 def _shortened(spec: _SizesStrides, max_size: int | None) -> _SizesStrides | None:
-    """Returns sizes of at most `max_size`, and strides with the same memory order, gaps and broadcasts.
+    """Returns sizes of at most `max_size`, and strides with the same memory order, and with gaps and broadcasts in the same dimensions.
 
-    Returns None if dimensions overlap, except by broadcasting.
+    Returns the spec itself if `max_size` is None. Returns None if a stride other than 0 is less than the memory span of the dimensions with
+    smaller strides.
     """
     sizes, strides = spec
     if max_size is None:
@@ -233,19 +244,19 @@ def _shortened(spec: _SizesStrides, max_size: int | None) -> _SizesStrides | Non
     return tuple(shorter), tuple(short_strides)
 
 
-def _try_kernel(
+def _run_trial(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], max_size: int | None, fake: bool
 ) -> list[_SizesStrides | None] | None:
     """Runs a kernel or fake implementation and returns the sizes and strides of the results; None if the op refuses the operands."""
     generator = torch.Generator().manual_seed(0)
 
-    def small(value: Any) -> Any:
+    def trial_value(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return _number(value)
         spec = _sizes_and_strides(value)
         short = None if spec is None else _shortened(spec, max_size)
         if short is None:
-            raise ValueError("no operand of these sizes has the traced strides")
+            raise ValueError("the traced strides are not known, or have no equivalent for shorter sizes")
         sizes, strides = short
         length = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
         flat = torch.zeros(length, dtype=value.dtype)  # zeros are valid as indices, too
@@ -254,16 +265,16 @@ def _try_kernel(
         return flat.as_strided(sizes, strides)
 
     def results() -> Any:
-        small_args, small_kwargs = pytree.tree_map(small, (tuple(args), dict(kwargs)))
+        trial_args, trial_kwargs = pytree.tree_map(trial_value, (tuple(args), dict(kwargs)))
         if fake:
             with FakeTensorMode() as mode:
-                small_args, small_kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (small_args, small_kwargs))
-                return op(*small_args, **small_kwargs)
+                trial_args, trial_kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (trial_args, trial_kwargs))
+                return op(*trial_args, **trial_kwargs)
         if torch.Tag.nondeterministic_seeded not in op.tags:
-            return op(*small_args, **small_kwargs)
+            return op(*trial_args, **trial_kwargs)
         seeded_op = kernel_refusals.with_generator(op)
         assert seeded_op is not None
-        return seeded_op(*small_args, **small_kwargs | {"generator": generator})
+        return seeded_op(*trial_args, **trial_kwargs | {"generator": generator})
 
     with _disable_current_modes(), private.below_autograd(), torch.no_grad():
         for _ in range(2):

@@ -22,6 +22,7 @@ app.command("export", cls=Command)(export)
 app.command("ops", cls=Command)(ops)
 app.command("tune", cls=Command)(tune)
 app.command("bench", cls=Command)(bench)
+# `dynaxla NAME` runs `python -m benchmarks PART`.
 for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
     app.command(
         _name,

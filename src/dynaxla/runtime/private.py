@@ -3,11 +3,13 @@
 A *private entry point* is any name in `torch._C`, `jax._src` or `jaxlib`, or a name with an underscore on torch's and JAX's public modules
 and classes. Exceptions are the modules that every backend of torch.compile uses (`torch._dynamo`, `torch._functorch`, `torch._inductor`,
 `torch._guards`, `torch._subclasses`, `torch._ops`, decompositions, prims, `torch.utils._pytree` and `_python_dispatch`), and the names and
-properties of ops (`aten._softmax`, `op._schema`). tests/repository/test_sources.py checks all other sources by the same definition.
+properties of ops (`aten._softmax`, `op._schema`). tests/repository/test_sources.py checks all other sources, but ignores names that dynaxla
+defines itself.
 
-Each entry point is looked up once, when this module is imported. Entry points with a public alternative in another module are in `Fast`,
-and None if this torch or jaxlib lacks them. Others (`_find`) have an alternative next to them here, or a feature is left out without them.
-Entry points without an alternative (`_require`) raise UnsupportedVersion at their first use if they are missing.
+Most functions and classes are looked up once, when this module is imported; attributes of objects are looked up at each use. Entry points
+that the modules which use them can do without are in `Fast`, and None if this torch or jaxlib lacks them. Others (`_find`) have an
+alternative next to them here, or a feature is left out without them. Entry points without an alternative (`_require`) raise
+UnsupportedVersion at each use if they are missing.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def _result_handler() -> Callable[..., Any] | None:
 
 
 class Fast:
-    """Entry points that have a public alternative. A missing or disabled one (`gate`, `force_public`) is None."""
+    """Entry points that dynaxla can do without. A missing or disabled one (`gate`, `force_public`) is None."""
 
     # Zero-copy transfer: a few microseconds faster than the public DLPack functions.
     to_buffer: Callable[..., jax.Array] | None = _find("jaxlib._jax.dlpack_managed_tensor_to_buffer")
@@ -78,7 +80,7 @@ class Fast:
     pass_manager: Any = _find("jax.extend.mlir.passmanager.PassManager")
 
 
-# By the attribute name of an entry point of `Fast` that exists but is not used, the reason.
+# The reasons for which entry points of `Fast` are disabled, by attribute name.
 _gated: dict[str, str] = {}
 
 
@@ -96,10 +98,10 @@ _FAST_PATHS = {
     "alias without ownership (torch._C._construct_storage_from_data_pointer)": ("storage_at",),
     "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": ("reinterpret",),
     "argument check (torch._C._dynamo.guards.TensorGuards)": ("guards",),
-    "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": ("guard_tree",),
-    "execute in place (jaxlib.xla_client.make_cpu_client)": ("make_cpu_client",),
+    "check of unchanged dicts (torch._C._dynamo.guards.RootGuardManager)": ("guard_tree",),
+    "execute in the calling thread (jaxlib.xla_client.make_cpu_client)": ("make_cpu_client",),
     "execute without checks (jax.stages.Compiled.runtime_executable)": ("runtime_executable",),
-    "results alike (jaxlib._jax.array_result_handler)": ("result_handler",),
+    "arrays for results (jaxlib._jax.array_result_handler)": ("result_handler",),
     "programs as bytes (jax.extend.mlir.passmanager.PassManager)": ("pass_manager",),
     "short tracebacks (jaxlib._jax.TracebackScope)": ("traceback_scope",),
 }
@@ -170,7 +172,7 @@ def _hint() -> str:
     return f"install tested versions, {known}; `dynaxla doctor` shows the installed ones"
 
 
-def _unsupported(name: str) -> UnsupportedVersion:
+def _lacks(name: str) -> UnsupportedVersion:
     return UnsupportedVersion(f"{_versions()} have no {name}, which dynaxla needs", hint=_hint())
 
 
@@ -186,7 +188,7 @@ def _require(name: str) -> Any:
     missing.append(name)
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise _unsupported(name)
+        raise _lacks(name)
 
     return refuse
 
@@ -514,7 +516,7 @@ forks.reset_after_fork(capture_lock)
 def compiling_flag() -> Any:
     """Returns the global flag that `torch.compiler.is_compiling()` reports in all threads."""
     if not hasattr(torch.compiler, "_is_compiling_flag"):
-        raise _unsupported("torch.compiler._is_compiling_flag")
+        raise _lacks("torch.compiler._is_compiling_flag")
     return torch.compiler._is_compiling_flag
 
 
@@ -673,6 +675,8 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
         moved, named = torch.distributed.utils._to_kwargs(inputs, kwargs, device, module.use_side_stream_for_tensor_copies)
         return moved[0], named[0]
 
+    # With `_use_python_reducer`, torch's own `_pre_forward` and `_post_forward` do nothing, and the reducer in C++ is not used. The
+    # function above does the parts of `_pre_forward` that are still needed.
     before = module._use_python_reducer
     module._use_python_reducer, module._pre_forward = True, pre_forward
     try:
@@ -693,14 +697,15 @@ def call_after_backward(function: Callable[[], object]) -> None:
 def op_lookup_codes() -> tuple[types.CodeType, ...]:
     """Returns the code objects of torch's functions that look up a called op, and add a cache entry at the op's first call.
 
-    The functions belong to the registry of custom ops, and to DTensor's sharding propagation (if this process has DTensors).
+    Observers of a function's effects ignore these calls (guards/observation.py). The functions belong to the registry of custom ops, and to
+    DTensor's sharding propagation (if this process has DTensors).
     """
     dispatcher = getattr(sys.modules.get("torch.distributed.tensor._dispatch"), "OpDispatcher", None)
     functions = getattr(_registry_entry, "__func__", None), getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
     return tuple(function.__code__ for function in functions if function is not None)
 
 
-# Private parts of JAX and jaxlib, and then of torch.compile and autograd
+# Private parts of JAX and jaxlib
 
 
 _CompileOptions, _DeviceList = _find("jaxlib.xla_client.CompileOptions"), _find("jaxlib.xla_client.DeviceList")
@@ -765,7 +770,7 @@ def host_callbacks(lowered: jax.stages.Lowered) -> Any:
     try:
         return lowered._lowering.compile_args["host_callbacks"]
     except (AttributeError, KeyError):
-        raise _unsupported("jax.stages.Lowered._lowering.compile_args['host_callbacks']") from None
+        raise _lacks("jax.stages.Lowered._lowering.compile_args['host_callbacks']") from None
 
 
 def varying_axes(aval: Any) -> frozenset[str]:
@@ -774,6 +779,24 @@ def varying_axes(aval: Any) -> frozenset[str]:
         if (axis_type := getattr(aval, name, None)) is not None:
             return frozenset(axis_type.varying)
     return frozenset(getattr(aval, "vma", ()))
+
+
+_profiler_session: Any = _find("jaxlib._profiler.ProfilerSession")
+
+
+def profile() -> Callable[[], bytes] | None:
+    """Starts a profile of XLA. `jax.profiler.start_trace` would start JAX's own client, and leave files.
+
+    Returns: a function that ends the profile and returns it as bytes for `jax.profiler.ProfileData`; None if jaxlib does not support it.
+    """
+    if _profiler_session is None:
+        return None
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    return _profiler_session(options).stop
+
+
+# Private parts of torch.compile, autograd and graph modules
 
 
 def uncompiled(function: Any) -> Any:
@@ -836,18 +859,3 @@ def names_in_op_db() -> set[str]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {entry.name for entry in op_db}
-
-
-_profiler_session: Any = _find("jaxlib._profiler.ProfilerSession")
-
-
-def profile() -> Callable[[], bytes] | None:
-    """Starts a profile of XLA. `jax.profiler.start_trace` would start JAX's own client, and leave files.
-
-    Returns: a function that ends the profile and returns it as bytes for `jax.profiler.ProfileData`; None if jaxlib does not support it.
-    """
-    if _profiler_session is None:
-        return None
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    return _profiler_session(options).stop

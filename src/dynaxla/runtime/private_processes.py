@@ -61,9 +61,9 @@ def make_client(agent: Any, index: int, count: int, host: str) -> Any:
     Raises: UnsupportedVersion.
     """
     if Fast.make_cpu_client is None:
-        raise private._unsupported("jaxlib.xla_client.make_cpu_client")
+        raise private._lacks("jaxlib.xla_client.make_cpu_client")
     if _assignment is None:
-        raise private._unsupported("jaxlib._jax.DeviceAssignment")
+        raise private._lacks("jaxlib._jax.DeviceAssignment")
     gloo = _make_gloo(agent, hostname=host)
     return Fast.make_cpu_client(
         asynchronous=False, distributed_client=agent, node_id=index, num_nodes=count, collectives=gloo, num_devices=1
@@ -107,7 +107,7 @@ def shardings_of(executable: Any, mesh: jax.sharding.Mesh) -> list[tuple[tuple[i
         mesh: The mesh of the program's devices, in their order.
     """
     if _parse_sharding is None:
-        raise private._unsupported("jax._src.sharding_impls.parse_flatten_op_sharding")
+        raise private._lacks("jax._src.sharding_impls.parse_flatten_op_sharding")
     return [((), NamedSharding(mesh, _parse_sharding(sharding, mesh)[0])) for sharding in executable.get_output_shardings() or ()]
 
 

@@ -162,8 +162,8 @@ def plan(
 
     Raises:
         ArgumentError: `compilations` is not positive, no trial fits into `memory` (the message names the smallest trial), the step is not
-            compiled to exactly one program, does not read exactly one module with parameters on the device "jax", or has a batch tensor
-            that does not fill its storage.
+            compiled to exactly one program, `model` is not given and the step does not read exactly one module with parameters, a parameter
+            of the model is not on the device "jax", or a batch tensor does not fill its storage.
         CaptureError: The step cannot be recorded.
     """
     if compilations < 1:
@@ -173,25 +173,34 @@ def plan(
 
 
 class _RecordedStep:
-    """A step that is recorded as a program and has not been compiled.
+    """A step that is recorded as one program, which the search compiles for each placement.
 
     Attributes:
         program: The program.
-        inputs: The inputs of one call of the program.
+        program_inputs: The inputs of one call of the program.
         model: The module whose parameters are placed.
-        parameter_of: The name of the parameter that determines a tensor's sharding, by the tensor's `storage_key`, for each parameter,
-            gradient and optimizer state.
-        batch: The tensors among the step's arguments.
+        parameter_of: The name of the parameter like which a tensor is sharded, by the tensor's `storage_key`. The tensors are the
+            parameters, and those of their gradients and optimizer state that have the parameter's shape.
+        argument_tensors: The tensors among the step's arguments.
     """
 
     def __init__(
-        self, program: CompiledGraph, inputs: list[Any], model: nn.Module, parameter_of: Mapping[int, str], batch: list[torch.Tensor]
+        self,
+        program: CompiledGraph,
+        program_inputs: list[Any],
+        model: nn.Module,
+        parameter_of: Mapping[int, str],
+        argument_tensors: list[torch.Tensor],
     ) -> None:
-        self.program, self.inputs, self.model, self.parameter_of, self.batch = program, inputs, model, parameter_of, batch
+        self.program = program
+        self.program_inputs = program_inputs
+        self.model = model
+        self.parameter_of = parameter_of
+        self.argument_tensors = argument_tensors
 
     @staticmethod
     def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _RecordedStep:
-        """Records a step. Takes the arguments of `plan`, and raises its exceptions."""
+        """Records a step. Takes the arguments of `plan` with these names. Raises ArgumentError and CaptureError as `plan` does."""
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
         quick = quick_options() if _platform() == "cpu" else {}  # the code never runs, so only compile time matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quick, **options.xla})
@@ -209,7 +218,8 @@ class _RecordedStep:
                 hint="pass a training step that compiles to one program; the logger dynaxla says why torch runs a graph",
             )
         if not isinstance(dry_run.program, CompiledGraph):
-            hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
+            causes = "ops that no program can contain, tensors on several devices, numbers that only Python computes, freeze and exact_rng"
+            hint = f"change what splits the step; possible causes: {causes}"
             raise ArgumentError(
                 f"{getattr(function, '__name__', function)!r} is compiled to several programs, and a plan is for one program", hint=hint
             )
@@ -259,14 +269,15 @@ def _tensors(arguments: Any) -> list[torch.Tensor]:
 
 
 class _PlacementSearch:
-    """A search for the best placement of a recorded step. Takes the arguments of `plan`."""
+    """A search for the best placement of a recorded step. The other arguments are those of `plan`."""
 
     def __init__(self, recorded: _RecordedStep, mesh: Mesh, memory: int | None, costs: Costs, compilations: int) -> None:
         self._recorded, self._mesh, self._memory, self._costs, self._max_compilations = recorded, mesh, memory, costs, compilations
         self._groups: list[ParameterGroup] = groups_of(recorded.model)
-        # The size of the first dimension of the first tensor argument. All arguments whose first dimension has this size are the batch.
-        self._batch_size = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
-        for tensor in recorded.batch:
+        # The size of the first dimension of the first tensor argument with dimensions. The tensor arguments on the device "jax" whose first
+        # dimension has this size are the batch.
+        self._batch_size = next((tensor.shape[0] for tensor in recorded.argument_tensors if tensor.dim()), None)
+        for tensor in recorded.argument_tensors:
             if self._is_batch(tensor) and not StridedView.of(tensor).fills(tensor.untyped_storage().nbytes()):
                 raise ArgumentError(
                     f"an argument of shape {list(tensor.shape)} is a view of a part of another tensor, so it cannot be on a mesh by itself",
@@ -319,7 +330,12 @@ class _PlacementSearch:
             trial, executable = self._compile(description, placement)
         self._tried[placement] = trial
         _log.info(
-            "plan: %d of %d: %s: %d bytes, %g s", self._compilation_count, self._max_compilations, description, trial.memory, trial.seconds
+            "plan: after %d of %d compilations: %s: %d bytes, %g s",
+            self._compilation_count,
+            self._max_compilations,
+            description,
+            trial.memory,
+            trial.seconds,
         )
         if executable is not None and not self._excess(trial) and min(self._tried, key=self._score) == placement:
             self._best = placement, executable
@@ -327,7 +343,7 @@ class _PlacementSearch:
     def _compile(self, description: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
         """Compiles the step for a placement. Returns the trial, with the program's memory and cost, and the program."""
         program = self._recorded.program
-        inputs = virtual_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
+        inputs = virtual_inputs(self._recorded.program_inputs, self._mesh, self._dims_by_storage(placement))
         executable, self._traced = compile_for_planning(program.unit, program.unit.specialise(inputs), self._traced)
         assert executable.program is not None
         collectives, memory = traffic.collectives_of(executable), traffic.memory_of(executable)
@@ -356,14 +372,14 @@ class _PlacementSearch:
         return 0 if self._memory is None else max(0, trial.memory - self._memory)
 
     def _input_bytes(self, placement: Placement) -> int:
-        return bytes_of_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
+        return bytes_of_inputs(self._recorded.program_inputs, self._mesh, self._dims_by_storage(placement))
 
     def _dims_by_storage(self, placement: Placement) -> dict[int, Dims]:
         """Returns the mesh axes of each dimension of parameters, gradients, optimizer state and batch, by `storage_key`."""
         by_name = self._dims_by_name(placement)
         dims_of_parameters = {key: by_name[name] for key, name in self._recorded.parameter_of.items()}
         return dims_of_parameters | {
-            storage_key(tensor): self._input_dims(tensor, placement) for tensor in self._recorded.batch if self._is_batch(tensor)
+            storage_key(tensor): self._input_dims(tensor, placement) for tensor in self._recorded.argument_tensors if self._is_batch(tensor)
         }
 
     def _is_batch(self, tensor: torch.Tensor) -> bool:
@@ -391,7 +407,7 @@ class _PlacementSearch:
 
     def _plan(self, placement: Placement, executable: Executable) -> Plan:
         specs = {name: _spec(dims) for name, dims in self._dims_by_name(placement).items() if any(dims)}
-        inputs = tuple(_spec(self._input_dims(tensor, placement)) for tensor in self._recorded.batch)
+        inputs = tuple(_spec(self._input_dims(tensor, placement)) for tensor in self._recorded.argument_tensors)
         collectives = tuple(traffic.collectives_of(executable))
         trials = tuple(self._tried.values())
         return Plan(self._mesh, specs, inputs, self._tried[placement], collectives, traffic.memory_of(executable), trials)

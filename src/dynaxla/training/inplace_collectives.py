@@ -1,6 +1,7 @@
 """In-place collectives (`dist.all_reduce(x)`), expressed by functional collectives, which can be recorded.
 
-Each collective here returns a finished `Work` object: `wait_tensor` has been called, and the result is in the caller's tensors.
+Most functions here that run a collective return a pair: the outputs, and a finished `Work` object. `_all_reduce_coalesced` returns only the
+`Work`. `wait_tensor` has been called, and the result is in the caller's tensors.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def run_as_functional(op: Any, args: Sequence[Any]) -> Any:
 
     Returns: NotImplemented for an op, or arguments, without a functional version.
     """
+    # The first two arguments have all tensors that the collectives read or write, apart from `sparse_indices`.
     run = _FUNCTIONAL_VERSIONS.get(op._schema.name)
     if run is None or not all(_is_plain(item) for item in args[:2]):
         return NotImplemented

@@ -21,10 +21,11 @@ from ..observe import metrics
 from ..runtime import machine, meshes, private, programs
 from ..runtime.store import Store
 
-# In a round each implementation of the problem is called once. After these seconds, and the minimum of rounds, no further round begins.
+# In a round each implementation is called once. No round begins after _MAX_SECONDS, but there are at least _MIN_ROUNDS and at most
+# _MAX_ROUNDS.
 _MAX_SECONDS = 0.3
-_MINIMUM_ROUNDS = 3
-_MAXIMUM_ROUNDS = 50
+_MIN_ROUNDS = 3
+_MAX_ROUNDS = 50
 # The expected implementation is the one that is chosen without measurements. Another implementation is chosen only if it takes at most this
 # fraction of the expected one's time: a smaller gain is noise, or does not matter next to the rest of the program.
 _WORTHWHILE = 0.95
@@ -75,7 +76,7 @@ class Tuner:
         forced: by op, the name of the implementation that the user requires. It is used for every problem that it supports.
         options: XLA's options.
         store: the store with the measurements of earlier processes, or None.
-        keep_heap: as for the programs that will use the implementations; see `programs.compile_lowered`.
+        keep_heap: the argument keep_heap of `programs.compile_lowered`, as for the programs that will use the implementations.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ class Tuner:
         for call in calls.values():
             call()
         start = time.perf_counter()
-        for number in range(_MAXIMUM_ROUNDS):
-            if number >= _MINIMUM_ROUNDS and time.perf_counter() - start > _MAX_SECONDS:
+        for number in range(_MAX_ROUNDS):
+            if number >= _MIN_ROUNDS and time.perf_counter() - start > _MAX_SECONDS:
                 break
             for name, call in calls.items():
                 before = time.perf_counter()

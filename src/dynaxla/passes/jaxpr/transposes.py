@@ -2,8 +2,9 @@
 
 Convolutions on the CPU need channels-last operands: each convolution has a transpose before and a transpose after it. XLA does not cancel
 the transposes between two convolutions, but computes the ops between them in the original order. This pass evaluates the traced program a
-second time and tracks the memory order of each array: a transpose only changes the order. Elementwise functions, reductions, window
-reductions, slices and similar ops work in any order, and reshapes in many orders. The operands of all other ops are transposed.
+second time and tracks the memory order of each array: a transpose only changes the order. Convolutions, elementwise functions, reductions,
+window reductions, slices and similar ops work in any order, and reshapes in many orders. The operands of other ops are transposed to the
+original order.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class _Broadcast:
         return self.to(tuple(range(len(self.shape))))
 
     def in_operand_order(self) -> Ordered:
-        """Returns the result in the operand's memory order, with each new dimension after its predecessor."""
+        """Returns the result in the operand's memory order. Each new dimension follows the one before it in the shape."""
         order = [self.dims[dim] for dim in self.operand.order]
         for dim in range(len(self.shape)):
             if dim not in order:
@@ -141,6 +142,7 @@ class _TransposeEvaluation(Evaluation[Value]):
 
 
 def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
+    """Applies an equation in an order for which few operands are transposed. Returns its results, in any order."""
     name, params = equation.primitive.name, equation.params
     if name == "transpose":
         return [_transpose(operands[0], params["permutation"])]
@@ -174,7 +176,7 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
 
 
 def _sum_rows_in_parts(value: Value, array: Array, order: Order, axes: Sequence[int]) -> Array:
-    """Returns `sum_rows` of the array. If an equation of `_FUSED_INTO_SUMS` computed the array, the array is computed and added in parts.
+    """Returns the sum of the array over the axes. If an equation of `_FUSED_INTO_SUMS` computed the array, it is computed in parts.
 
     XLA does not fuse an elementwise function into a sum over rows: the function's whole result is written to memory first. If the sum is
     written as a sum of parts, one loop computes the parts of the function's result and adds these to each other.
@@ -187,6 +189,7 @@ def _sum_rows_in_parts(value: Value, array: Array, order: Order, axes: Sequence[
     length = size // count
     parts = [_slice_of(value, order, axis, start, start + length, _MAX_FUSED_DEPTH) for start in range(0, size, length)]
     total = functools.reduce(lax.add, parts)
+    # The barrier keeps XLA from fusing the sum of the parts into the reduction.
     return sum_rows(total, axes) if is_foldable(total, axes) else lax.reduce_sum(lax.optimization_barrier(total), axes)
 
 

@@ -56,6 +56,17 @@ def test_two_names_of_one_tensor_are_one_weight() -> None:
     torch.testing.assert_close(torch.from_numpy(np.array(exported.call(np.ones((1, 4), np.float32)))), module(torch.ones(1, 4)).detach())
 
 
+def test_checks_of_linear_algebra_raise() -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x)
+
+    exported = dynaxla.export(Inverse(), (torch.eye(2),), platforms=["cpu"])
+    np.testing.assert_allclose(exported.call(np.float32([[2, 1], [0, 4]])), [[0.5, -0.125], [0, 0.25]])
+    with pytest.raises(RuntimeError, match="the input matrix is singular"):
+        exported.call(np.zeros((2, 2), np.float32))
+
+
 def test_weights_may_be_constants_of_the_program() -> None:
     module = nn.Linear(2, 3)
     exported = dynaxla.export(module, (torch.ones(1, 2),), platforms=["tpu", "cpu"], weights="constants")

@@ -277,9 +277,65 @@ def test_autocast_around_a_call_is_refused() -> None:
     assert to_jax(inside)(jnp.eye(2)).dtype == jnp.bfloat16
 
 
-def test_second_derivatives_are_refused() -> None:
-    with pytest.raises(CaptureError, match="differentiated twice"):
-        jax.hessian(to_jax(lambda x: (x**3).sum()))(jnp.ones(3))
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+def test_second_derivatives(outer: Callable[..., Any], inner: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            constant = x.exp()
+        return (torch.relu(x) ** 2 * x + constant * x * x + x.detach() * x).sum()
+
+    x = torch.tensor([-1.5, -0.5, 0.5, 2.0])
+    expected = torch.autograd.functional.hessian(function, x)
+    f = to_jax(function)
+    close(outer(inner(f))(to_array(x)), expected)
+    close(jax.jit(outer(inner(f)))(to_array(x)), expected)
+
+
+def test_gradient_of_batched_second_derivatives() -> None:
+    """The loss of a differential equation: second derivatives by sample, and their gradient with respect to parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    f, params = to_jax(model)
+
+    def loss(params: Any) -> Array:
+        return (jax.vmap(jax.hessian(lambda x: f(params, x[None])[0, 0]))(to_array(X))[:, 0, 0] ** 2).sum()
+
+    x = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad(model(x)[:, 0].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+    expected = torch.autograd.grad((second[:, 0] ** 2).sum(), list(model.parameters()), materialize_grads=True)
+    result = jax.jit(jax.grad(loss))(params)
+    for (name, _), gradient in zip(model.named_parameters(), expected, strict=True):
+        close(result[name], gradient)
+
+
+def test_second_derivatives_that_are_zero() -> None:
+    x = jnp.ones(2)
+    np.testing.assert_array_equal(jax.hessian(to_jax(lambda x: (x * x.detach()).sum()))(x), np.zeros((2, 2)))
+    np.testing.assert_array_equal(jax.hessian(to_jax(lambda x: x.sum()))(x), np.zeros((2, 2)))
+
+
+def test_second_derivative_of_dropout_keeps_its_mask() -> None:
+    f = to_jax(lambda x: (torch.nn.functional.dropout(x, 0.5) ** 3).sum())
+    x, key = jnp.arange(1.0, 33.0), jax.random.key(3)
+    gradient = jax.grad(lambda x: f(x, rng=key))(x)
+    second = jax.hessian(lambda x: f(x, rng=key))(x)
+    np.testing.assert_allclose(second, np.diag(np.where(gradient != 0, 48 * x, 0)), rtol=1e-6)
+    assert 0 < np.count_nonzero(gradient) < 32
+
+    added = to_jax(lambda x: (x**3 + torch.rand_like(x)).sum())  # the gradient does not depend on the random numbers
+    np.testing.assert_allclose(jax.hessian(lambda x: added(x, rng=key))(x), np.diag(6 * x), rtol=1e-6)
+
+
+def test_linear_algebra_with_checks() -> None:
+    """torch keeps the check of `inv` by an effect token, which is no operand of the JAX function."""
+    f = to_jax(lambda x: (torch.linalg.inv(x) ** 2).sum())
+    x = torch.tensor([[2.0, 1.0], [0.5, 3.0]])
+    close(f(to_array(x)), (torch.linalg.inv(x) ** 2).sum())
+    close(jax.grad(f)(to_array(x)), torch.func.grad(lambda x: (torch.linalg.inv(x) ** 2).sum())(x))
+    assert np.isnan(f(jnp.zeros((2, 2))))
+    assert np.isnan(jax.value_and_grad(f)(jnp.zeros((2, 2)))[0])
 
 
 def test_module_hooks_run() -> None:

@@ -36,6 +36,7 @@ from ..lowering.registry import registry
 from ..lowering.tpu.uncompilable_ops import is_uncompilable, uncompilable
 from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
+from .effect_tokens import remove_tokens_of_checks
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # Writes that an exported model cannot do: the noun for the written tensor, by the name of torch's `OutputKind`.
@@ -204,15 +205,17 @@ class _Exporter:
             UnsupportedTensor: JAX cannot hold a tensor.
         """
         self.program, self.name = program, name
-        signature = program.graph_signature
+        remove_tokens_of_checks(program.graph)
         placeholders = program.graph.find_nodes(op="placeholder")
+        names = {node.name for node in placeholders}
+        input_specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name in names]
         self.weights: dict[int, str] = {}
         self.inputs: dict[int, str] = {}
         numbers: dict[int, Any] = {}
         self.values: dict[str, torch.Tensor] = {}
         first_name: dict[int, str] = {}
         leaves: list[Structure] = []
-        for position, (spec, node) in enumerate(zip(signature.input_specs, placeholders, strict=True)):
+        for position, (spec, node) in enumerate(zip(input_specs, placeholders, strict=True)):
             if spec.kind in _WEIGHTS:
                 value = program.state_dict.get(spec.target, program.constants.get(spec.target))
                 # A tensor with two names (tied weights) is one weight, under its first name.
@@ -257,7 +260,9 @@ class _Exporter:
         updated: list[Node] = []
         self.updates: list[str] = []
         leaves: list[Structure] = []
-        for spec, output in zip(self.program.graph_signature.output_specs, outputs, strict=True):
+        # Tokens of checks are no outputs any more. For other tokens, the inputs have raised an error.
+        output_specs = [spec for spec in self.program.graph_signature.output_specs if spec.kind != OutputKind.TOKEN]
+        for spec, output in zip(output_specs, outputs, strict=True):
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 self.updates.append(spec.target)
                 updated.append(output)

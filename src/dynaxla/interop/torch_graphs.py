@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ from ..passes.joint.partition import partition
 from ..runtime import capture_lock
 from ..torch_ops import aten
 from ..user_frames import location_of
+from .effect_tokens import remove_tokens_of_checks, token_count
 from .wide_calls import Derivative, WideCall, axes_of, narrowed, varying
 
 Tensors = Sequence[torch.Tensor]
@@ -147,8 +149,7 @@ class TorchCall(WideCall):
             joint = self._graph(mask, differentiable_results)
             if not differentiable_results:
                 return self._zero_derivative(mask)
-            inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
-            forward_graph, backward_graph = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
+            forward_graph, backward_graph = _partitioned(joint, len(self._results))
             forward, backward = Function.portable(forward_graph), Function.portable(backward_graph)
         # For each input of the backward graph: None for a cotangent, else the index of the forward graph's output that is the residual.
         names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
@@ -162,14 +163,12 @@ class TorchCall(WideCall):
             outputs = self._outputs(forward, operands)
             residuals = [outputs[index] for index in residual_indices]
             residuals = [*map(_split_64_bit, residuals)] if self._narrow else residuals
-            return [*map(self._narrow_array, outputs[: len(self._results)]), *residuals]
+            return [*map(self._narrow_array, outputs[: len(self._results)]), *residuals, *operands]
 
         def pull_back(*operands: Array) -> list[Array]:
-            """Takes residuals and cotangents of results; returns the cotangents of wanted operands, by the backward graph."""
+            """Takes residuals, operands and cotangents of results; returns the cotangents of wanted operands, by the backward graph."""
             residuals = iter(operands[: len(residual_indices)])
-            cotangents = (
-                lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], result_dtypes, strict=True)
-            )
+            cotangents = (lax.convert_element_type(item, dtype) for item, dtype in zip(operands[num_fixed:], result_dtypes, strict=True))
             # torch's gradients of complex numbers are the conjugates of JAX's cotangents.
             values = [jnp.conj(next(cotangents)) if index is None else next(residuals) for index in residual_sources]
             values = [_join_64_bit(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
@@ -178,17 +177,66 @@ class TorchCall(WideCall):
             wanted_gradients = [(grad, item) for grad, item, want in zip(all_gradients, self._operands, mask, strict=True) if want]
             return [_zeros(item) if grad is None else jnp.conj(grad) for grad, item in wanted_gradients]
 
-        shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
+        shapes = [forward_graph.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
         cotangent_dtypes = [narrowed(dtype) if self._narrow else dtype for dtype in result_dtypes]
         cotangents = [jax.ShapeDtypeStruct(tuple(shape), dtype) for shape, dtype in zip(shapes, cotangent_dtypes, strict=True)]
-        push_forward = _transposed(pull_back, len(residual_indices), cotangents)
-        derivative_error = CaptureError(
-            "a torch function is differentiated twice, and autograd gives only its first derivative here",
-            hint="take the inner derivative in torch (torch.func.grad), inside the function that is given to to_jax",
-        )
+        num_fixed = len(residual_indices) + len(wanted)
+
+        def differentiable_run(*operands: Array) -> list[Array]:
+            return [*self(operands), *map(lax.stop_gradient, run(*operands)[len(self._results) : -len(operands)]), *operands]
+
+        def differentiable_linear() -> WideCall:
+            pull_back = self._differentiable_pull_back(mask, differentiable_results, shapes, len(residual_indices))
+            return WideCall(_transposed(pull_back, num_fixed, cotangents), pull_back)
+
         return Derivative(
-            WideCall(run, derivative_error=derivative_error), WideCall(push_forward, pull_back, derivative_error), differentiable_results
+            WideCall(run, differentiable=lambda: WideCall(differentiable_run)),
+            WideCall(_transposed(pull_back, num_fixed, cotangents), pull_back, differentiable_linear),
+            differentiable_results,
         )
+
+    def _differentiable_pull_back(
+        self, mask: Sequence[bool], differentiable_results: Sequence[int], shapes: Sequence[torch.Size], num_residuals: int
+    ) -> Callable[..., list[Array]]:
+        """Returns a function that takes residuals, operands and cotangents of results, and returns the cotangents of wanted operands.
+
+        Unlike the backward graph, it has derivatives with respect to the operands: autograd computes the gradients from the operands alone,
+        with `create_graph=True`. The residuals are not read.
+
+        Args:
+            mask: For each operand, True if its gradient is wanted.
+            differentiable_results: The indices of the differentiable results.
+            shapes: The shapes of the differentiable results.
+            num_residuals: The number of residuals.
+        """
+
+        def gradients(tensors: Tensors) -> Tensors:
+            operands = [
+                tensor.detach().requires_grad_() if want and not tensor.requires_grad else tensor
+                for tensor, want in zip(tensors, mask, strict=False)
+            ]
+            results = self._function(operands)
+            gradients = torch.autograd.grad(
+                [results[index] for index in differentiable_results],
+                [operand for operand, want in zip(operands, mask, strict=True) if want],
+                tensors[len(mask) :],
+                create_graph=True,
+                materialize_grads=True,
+            )
+            return [gradient.clone() for gradient in gradients]
+
+        specs = [GraphOperand(tuple(shape), self._results[index]) for index, shape in zip(differentiable_results, shapes, strict=True)]
+        call = TorchCall(gradients, [*self._operands, *specs], self._device, self._narrow, self._is_unchanged)
+        first = num_residuals + (
+            self.draws_random and not call.draws_random
+        )  # without the key, if only the results depend on random numbers
+        num_fixed = num_residuals + self.draws_random + len(mask)
+
+        def pull_back(*operands: Array) -> list[Array]:
+            cotangents = [jnp.conj(cotangent) for cotangent in operands[num_fixed:]]
+            return [jnp.conj(gradient) for gradient in call([*operands[first:num_fixed], *cotangents])]
+
+        return pull_back
 
     def _zero_derivative(self, mask: Sequence[bool]) -> Derivative:
         """Returns the derivative of a call whose results do not depend differentiably on any wanted operand: zeros."""
@@ -199,7 +247,8 @@ class TorchCall(WideCall):
         def zeros(*_: Array) -> list[Array]:
             return [_zeros(item) for item, want in zip(self._operands, mask, strict=True) if want]
 
-        return Derivative(WideCall(self.run), WideCall(nothing, zeros), ())
+        # The operands are residuals, because a batched derivative takes the size of the batch from them.
+        return Derivative(WideCall(lambda *operands: [*self(operands), *operands]), WideCall(nothing, zeros), ())
 
     def _outputs(self, program: Function, operands: Sequence[Array]) -> list[Array]:
         """Runs a program on the call's operands, which are converted to the program's dtypes. The results keep the program's dtypes."""
@@ -251,8 +300,24 @@ class TorchCall(WideCall):
             torch._dynamo.config.patch(specialize_float=True),
         ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
+        if not joint:  # the partitioner needs the tokens of a joint graph
+            remove_tokens_of_checks(graph.graph)
         _check_constants(graph)
         return graph
+
+
+def _partitioned(joint: GraphModule, num_results: int) -> tuple[GraphModule, GraphModule]:
+    """Splits a joint graph into a forward and a backward graph, without tokens of checks.
+
+    Args:
+        joint: The joint graph, which is changed.
+        num_results: The number of results of the function.
+    """
+    inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
+    forward, backward = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=token_count(joint.graph) + num_results)
+    for graph in (forward, backward):
+        remove_tokens_of_checks(graph.graph)
+    return forward, backward
 
 
 def _copy_source(node: Node) -> Node:
@@ -275,12 +340,20 @@ def _transposed(
 
     def push_forward(*operands: Array) -> list[Array]:
         residuals, tangents = operands[:residual_count], operands[residual_count:]
-        zeros, axes = [lax.full(item.shape, 0, item.dtype) for item in cotangents], axes_of(operands)
-        # pull_back is the transpose of the forward derivative. It is linear, so jax.vjp can transpose it back at any point, here zeros.
-        transposed = jax.vjp(lambda *values: varying(pull_back(*residuals, *values), axes), *varying(zeros, axes))[1]
+        point, axes = [_nonzero_numbers(item) for item in cotangents], axes_of(operands)
+        # pull_back is the transpose of the forward derivative. It is linear, so jax.vjp can transpose it back at any point where no
+        # lowering treats a number as a zero: x + 0.0, for example, is `0.0 if x == 0 else x`.
+        transposed = jax.vjp(lambda *values: varying(pull_back(*residuals, *values), axes), *varying(point, axes))[1]
         return list(transposed(list(tangents)))
 
     return push_forward
+
+
+def _nonzero_numbers(item: jax.ShapeDtypeStruct) -> Array:
+    """Returns an array of numbers from 1 to 2 that are so different that sums of their multiples are not zero by chance."""
+    position = lax.iota(np.float32, math.prod(item.shape))
+    numbers = 1 + lax.rem(lax.mul(position, np.float32(0.618034)), np.float32(1))
+    return lax.convert_element_type(lax.reshape(numbers, item.shape), item.dtype)
 
 
 def _zeros(operand: GraphOperand) -> Array:

@@ -43,12 +43,13 @@ class WideCall:
         run: Takes the fixed operands, then the linear operands, if any, and returns arrays.
         transposed: The transpose of a linear function: takes the fixed operands and the cotangents of the results, and returns the
             cotangents of the linear operands. None for other functions.
-        derivative_error: The exception to raise when the derivative is taken; None if the function is differentiable.
+        differentiable: Returns a call with the same operands and results, whose `run` JAX can differentiate. None if JAX can differentiate
+            `run` itself.
     """
 
-    def __init__(self, run: Run, transposed: Run | None = None, derivative_error: Exception | None = None) -> None:
+    def __init__(self, run: Run, transposed: Run | None = None, differentiable: Callable[[], WideCall] | None = None) -> None:
         self.run = run
-        self.derivative_error = derivative_error
+        self.differentiable = differentiable
         self._transposed = transposed
         self._transpose: WideCall | None = None
         self._cache: LeastRecentlyUsed[Any] = LeastRecentlyUsed(_CACHE_SIZE)
@@ -69,7 +70,7 @@ class WideCall:
         """The transposed call. Its transpose is this call."""
         assert self._transposed is not None
         if self._transpose is None:
-            self._transpose = WideCall(self._transposed, self.run, self.derivative_error)
+            self._transpose = WideCall(self._transposed, self.run, self._differentiable_then(lambda call: call.transpose))
             self._transpose._transpose = self
         return self._transpose
 
@@ -78,13 +79,12 @@ class WideCall:
 
         Args:
             wanted: For each operand, True if the derivative with respect to it is wanted.
-
-        Raises:
-            Exception: `derivative_error`, if there is one.
         """
-        if self.derivative_error is not None:
-            raise self.derivative_error
-        return self._cached(("derivative", wanted), lambda: _jax_derivative(self.run, wanted))
+
+        def derive() -> Derivative:
+            return _jax_derivative(self.run if self.differentiable is None else self.differentiable().run, wanted)
+
+        return self._cached(("derivative", wanted), derive)
 
     def batched(self, is_batched: tuple[bool, ...], num_linear: int) -> WideCall:
         """Returns the function mapped by `jax.vmap` over dimension 0 of operands and results.
@@ -105,7 +105,13 @@ class WideCall:
                 num_cotangents = len(operands) - len(fixed_axes)
                 return list(jax.vmap(inner, in_axes=(*fixed_axes, *[0] * num_cotangents))(*operands))
 
-        return _BatchedCall(self, is_batched, jax.vmap(self.run, in_axes=(*fixed_axes, *[0] * num_linear)), transposed)
+        run = jax.vmap(self.run, in_axes=(*fixed_axes, *[0] * num_linear))
+        return _BatchedCall(self, is_batched, run, transposed, self._differentiable_then(lambda call: call.batched(is_batched, num_linear)))
+
+    def _differentiable_then(self, change: Callable[[WideCall], WideCall]) -> Callable[[], WideCall] | None:
+        """Returns `differentiable` for the call that results from a change of this call."""
+        differentiable = self.differentiable
+        return None if differentiable is None else lambda: change(differentiable())
 
     def _traced(self, operands: Sequence[Any]) -> ClosedJaxpr:
         """Returns the function's jaxpr for operands with these shapes and dtypes, traced with 64-bit types enabled."""
@@ -156,8 +162,10 @@ class Derivative:
 class _BatchedCall(WideCall):
     """A batched call. Its derivative is the batched derivative of the original call."""
 
-    def __init__(self, call: WideCall, is_batched: tuple[bool, ...], run: Run, transposed: Run | None) -> None:
-        super().__init__(run, transposed, call.derivative_error)
+    def __init__(
+        self, call: WideCall, is_batched: tuple[bool, ...], run: Run, transposed: Run | None, differentiable: Callable[[], WideCall] | None
+    ) -> None:
+        super().__init__(run, transposed, differentiable)
         self._call, self._is_batched = call, is_batched
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
@@ -169,21 +177,30 @@ class _BatchedCall(WideCall):
         """Returns the derivative of the original call, mapped over the batch."""
         inner = self._call.derivative(wanted)
         forward = inner.forward.batched(self._is_batched, 0)
-        linear = inner.linear
 
         # The tangent of an operand that is not batched is not batched either, and its cotangent is the sum over the batch.
         has_batch = [flag for flag, want in zip(self._is_batched, wanted, strict=True) if want]
-        tangent_axes = tuple(0 if flag else None for flag in has_batch)
+        return Derivative(forward, _batched_linear(inner.linear, has_batch), inner.differentiable_results)
 
-        def push_forward(*operands: Array) -> Sequence[Array]:
-            num_residuals = len(operands) - len(tangent_axes)
-            return list(jax.vmap(linear.run, in_axes=(*[0] * num_residuals, *tangent_axes))(*operands))
 
-        def pull_back(*operands: Array) -> Sequence[Array]:
-            cotangents = jax.vmap(linear.transpose.run)(*operands)
-            return [item if flag else lax.reduce_sum(item, (0,)) for item, flag in zip(cotangents, has_batch, strict=True)]
+def _batched_linear(linear: WideCall, has_batch: Sequence[bool]) -> WideCall:
+    """Returns the linear call of a derivative, mapped over residuals and tangents.
 
-        return Derivative(forward, WideCall(push_forward, pull_back, linear.derivative_error), inner.differentiable_results)
+    Args:
+        linear: See `Derivative.linear`.
+        has_batch: For each linear operand, True if it has the mapped dimension.
+    """
+    tangent_axes = tuple(0 if flag else None for flag in has_batch)
+
+    def push_forward(*operands: Array) -> Sequence[Array]:
+        num_residuals = len(operands) - len(tangent_axes)
+        return list(jax.vmap(linear.run, in_axes=(*[0] * num_residuals, *tangent_axes))(*operands))
+
+    def pull_back(*operands: Array) -> Sequence[Array]:
+        cotangents = jax.vmap(linear.transpose.run)(*operands)
+        return [item if flag else lax.reduce_sum(item, (0,)) for item, flag in zip(cotangents, has_batch, strict=True)]
+
+    return WideCall(push_forward, pull_back, linear._differentiable_then(lambda call: _batched_linear(call, has_batch)))
 
 
 def _jax_derivative(run: Run, wanted: tuple[bool, ...]) -> Derivative:

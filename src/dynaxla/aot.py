@@ -96,7 +96,10 @@ class AotCapture:
         try:
             return partition(joint, inputs, platform=self.platform, exact_rng=self.options.exact_rng, **settings)
         except LateOutput:
-            raise LostWrite("its forward pass returns a view of an input, and its backward pass writes to that input") from None
+            raise LostWrite(
+                "its forward pass returns a view of an input, and its backward pass writes to that input",
+                hint="return a clone of the view from the forward pass",
+            ) from None
 
     def _compiler(self, phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
         @without_lost_write_checks()

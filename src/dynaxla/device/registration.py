@@ -105,7 +105,10 @@ def enable() -> None:
                 f'the device "jax" needs the one device name that torch leaves to libraries, and another library uses it as "{name}"'
             )
         if not private.HAS_EMPTY_STORAGES:
-            raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
+            raise UnsupportedVersion(
+                f"torch {torch.__version__} cannot make storages without memory, which the device jax needs",
+                hint="install torch 2.13 or newer; torch.compile of models on the CPU and on GPUs works with this torch",
+            )
         pjrt_devices.devices()
         registry.fill()  # the lowerings are imported here rather than while an op runs
         private.register_device(storages.NAME, sys.modules[torch_module.__name__], _Hooks(), _guard())

@@ -258,7 +258,8 @@ class CompilationUnit:
         if self.choose.avoids_refusable or not self.choose.refusable:
             raise error
         self.choose.avoids_refusable = True
-        dump.log.warning("%s is compiled again without %s: %s", self.name, ", ".join(sorted(self.choose.refusable)), error)
+        refused = ", ".join(sorted(self.choose.refusable))
+        dump.log.warning("%s is compiled again without optional kernels (%s), which XLA refused: %s", self.name, refused, error.message)
 
     def run_by_torch(self, args: list[Any]) -> list[Any]:
         """Runs the graph without XLA. Raises: ForkError if options.fallback is "error" and this process cannot use XLA."""

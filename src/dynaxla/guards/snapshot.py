@@ -406,10 +406,20 @@ def _hashable(facts: Any) -> Any:
         hash(facts)
     except TypeError as error:
         raise CaptureError(
-            f"the step can read a value that dynaxla cannot compare with its value at an earlier call: {error}",
-            hint="pass the value as an argument, or keep it out of the step",
+            f"{_first_unhashable(facts)} has a value that dynaxla cannot compare with its value at an earlier call: {error}",
+            hint="keep it out of the step",
         ) from error
     return facts
+
+
+def _first_unhashable(facts: Any) -> str:
+    """Returns the path of the first fact that is not hashable."""
+    for path, fact in facts:
+        try:
+            hash(fact)
+        except TypeError:
+            return f"{path}, which the step can read,"
+    return "an object that the step can read"
 
 
 def _as_tuples(facts: Mapping[str, Any]) -> Any:

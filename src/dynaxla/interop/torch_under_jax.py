@@ -139,7 +139,9 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
     """
     dtype = torch_dtype(array.dtype, "the array")
     if not devices.is_registered(storages.NAME):
-        raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.device.enable() first")
+        raise UnsupportedTensor(
+            'the array can only become a tensor on the device "jax", which is not enabled', hint="call dynaxla.device.enable() first"
+        )
     device = device or torch.device(storages.NAME)
     if is_tracer(array):
         storages.enable_tracer_checks()

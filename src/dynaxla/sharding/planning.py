@@ -251,8 +251,12 @@ def _model_and_state(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dic
             kinds = ", ".join(type(module).__name__ for module in outer) or "none"
             raise ArgumentError(f"the step reads {len(outer)} modules with parameters ({kinds})", hint="choose one: plan(..., model=model)")
         model = outer[0]
-    if not all(map(storages.is_jax_tensor, model.parameters())):
-        raise ArgumentError("the model of a plan must be on the device jax", hint='call dynaxla.device.enable() and model.to("jax")')
+    for name, parameter in model.named_parameters():
+        if not storages.is_jax_tensor(parameter):
+            raise ArgumentError(
+                f'the parameter {name} is on {parameter.device}, and a plan needs the whole model on the device "jax"',
+                hint='call dynaxla.device.enable() and model.to("jax")',
+            )
     parameter_of: dict[int, str] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     states = [(parameter, state) for optimizer in walk.optimizers.values() for parameter, state in optimizer.state.items()]

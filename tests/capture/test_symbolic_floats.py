@@ -54,6 +54,17 @@ def test_changing_float_gives_one_dynamic_graph(name: str, dtype: torch.dtype) -
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "a graph of the first number, then one graph for all numbers"
 
 
+def test_floats_with_tensors_of_integers() -> None:
+    """Eager mode truncates the number of addcmul, and refuses a float as alpha of booleans."""
+    integers, booleans = torch.arange(4), torch.tensor([True, False])
+    compiled = torch.compile(lambda x, s: torch.addcmul(x, x, x, value=s), backend="dynaxla", fullgraph=True)
+    refused = torch.compile(lambda x, s: torch.add(x, x, alpha=s), backend="dynaxla", fullgraph=True)
+    for number in (2.0, 3.0, 4.5):
+        assert_equal(compiled(integers, number), torch.addcmul(integers, integers, integers, value=number))
+        with pytest.raises(RuntimeError, match="argument alpha must not be a floating point number"):
+            refused(booleans, number)
+
+
 def test_operand_with_factor_zero_is_ignored() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, s: float) -> list[torch.Tensor]:
         return [torch.addr(x, y, y, beta=s), torch.addr(x, y, y, beta=0, alpha=s)]

@@ -29,6 +29,15 @@ def _has_symbolic_float(values: Sequence[Any]) -> bool:
     return any(_has_symbolic_float(value) if isinstance(value, list | tuple) else isinstance(value, SymFloat) for value in values)
 
 
+def _takes_float(number: Any, *operands: Any) -> bool:
+    """True for a symbolic float, if a tensor of the operands has a dtype of floats.
+
+    Eager mode truncates or refuses a float with other tensors, so it stays a constant of the graph.
+    """
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    return isinstance(number, SymFloat) and any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+
+
 def _pointwise(formula: Callable[..., Tensor], *operands: Any) -> Tensor:
     """Evaluates a formula in the dtype in which eager mode's kernels compute, and rounds the result once. operands: tensors and numbers."""
     dtype_operands = [operand if isinstance(operand, Tensor) else 1.0 for operand in operands]
@@ -42,13 +51,13 @@ def _scalar_tensor(number: Any, like: Tensor) -> Tensor:
 
 
 def _add(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    if isinstance(alpha, SymFloat):
+    if _takes_float(alpha, x, y):
         return _pointwise(lambda x, y, alpha: x + y * alpha, x, y, alpha)
     return torch.add(x, y * alpha) if isinstance(y, SymFloat) and alpha != 1 else NotImplemented
 
 
 def _sub(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    if isinstance(alpha, SymFloat):
+    if _takes_float(alpha, x, y):
         return _pointwise(lambda x, y, alpha: x - y * alpha, x, y, alpha)
     return torch.sub(x, y * alpha) if isinstance(y, SymFloat) and alpha != 1 else NotImplemented
 
@@ -58,11 +67,11 @@ def _rsub(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
 
 
 def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return _pointwise(lambda x, y, z, value: x + y * value * z, x, y, z, value) if _has_symbolic_float([value]) else NotImplemented
+    return _pointwise(lambda x, y, z, value: x + y * value * z, x, y, z, value) if _takes_float(value, x, y, z) else NotImplemented
 
 
 def _addr(x: Tensor, y: Tensor, z: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    if not _has_symbolic_float([beta, alpha]):
+    if not (_takes_float(beta, x, y, z) or _takes_float(alpha, x, y, z)):
         return NotImplemented
 
     def formula(x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Tensor:
@@ -87,7 +96,7 @@ def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
     def formula(x: Tensor, end: Tensor, weight: Any) -> Tensor:
         return torch.lerp(x, end, _scalar_tensor(weight, x))
 
-    return _pointwise(formula, x, end, weight) if _has_symbolic_float([weight]) else NotImplemented
+    return _pointwise(formula, x, end, weight) if _takes_float(weight, x) else NotImplemented
 
 
 def _pow(x: Any, exponent: Any) -> Tensor:

@@ -194,7 +194,8 @@ def _operand_function(ctx: Context, argument: Any, count: int, leaves: list[Node
     """
     if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), torch.Tensor):
         number = ctx.spec_of(argument)
-        return lambda start, size: full_like(lax.full((), 0, dtypes.to_jax(result.dtype)), number)
+        wide = dtypes.accumulator(dtypes.to_jax(result.dtype))  # ATen does not round the number to a half type
+        return lambda start, size: full_like(lax.full((), 0, wide), number)
     spec = ctx.spec(argument)
     if len(spec.shape) == len(result.shape) and spec.shape[0] == count > 1:
         return _row_function(ctx, argument, count, leaves)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -235,18 +234,15 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def _rounded_once(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wraps a function of tensors and numbers: the tensors get the dtype in which ATen computes, and the result is rounded once.
+    """Wraps a function of (x, other): if x is a half-type tensor of rank 0, the function gets x in float32, and the result is rounded back.
 
-    Without the wrapper, half types would be rounded in between, and so would a half-type operand of a float32 tensor.
+    Without the wrapper, a float32 number and a half-type tensor, both of rank 0, would give a float32 result.
     """
 
-    def run(*operands: Any, **kwargs: Any) -> torch.Tensor:
-        tensors = [item for item in operands if isinstance(item, torch.Tensor) and (item.dim() or item.dtype != torch.float64)]
-        if len({item.dtype for item in tensors}) == 1 and tensors[0].dtype not in _HALF_TYPES:
-            return function(*operands, **kwargs)
-        compute_dtype, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
-        converted = [item.to(compute_dtype) if any(item is tensor for tensor in tensors) else item for item in operands]
-        return function(*converted, **kwargs).to(dtype)
+    def run(x: torch.Tensor, other: Any, *alpha: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype not in _HALF_TYPES or x.dim() or (isinstance(other, torch.Tensor) and other.dtype not in (x.dtype, torch.float64)):
+            return function(x, other, *alpha, **kwargs)
+        return function(x.to(torch.float32), other, *alpha, **kwargs).to(x.dtype)
 
     return run
 
@@ -268,12 +264,7 @@ def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
 
 
 def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Linear interpolation. For weights from 0.5 on it starts at `end`, so that the result is exact at weight 1.
-
-    Source: ATen native/Lerp.h
-    """
-    weight, difference = _in_dtype_of(weight, x), end - x
-    return torch.where(weight.abs() < 0.5, x + weight * difference, end - difference * (1 - weight))
+    return x + _multiply(end - x, weight)
 
 
 def _comparison_with_number(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -303,9 +294,9 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "rsub": _rounded_once(lambda x, other, alpha=1: _operand(x, other) - _scaled(x, alpha)),
     "mul": _rounded_once(lambda x, other: x * _operand(x, other)),
     "div": _rounded_once(lambda x, other: x / _operand(x, other)),
-    "addcmul": _rounded_once(lambda x, y, z, value=1: x + _scaled(y, value) * z),
-    "addcdiv": _rounded_once(lambda x, y, z, value=1: x + _scaled(y, value) / z),
-    "lerp": _rounded_once(_lerp),
+    "addcmul": lambda x, y, z, value=1: x + _scaled(y, value) * z,
+    "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
+    "lerp": _lerp,
     **{name: _comparison_with_number(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.to(x.dtype)),
     "scalar_tensor": lambda value, *, dtype=None, **settings: value.to(

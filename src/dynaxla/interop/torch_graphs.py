@@ -210,6 +210,9 @@ class TorchCall(WideCall):
             num_residuals: The number of residuals.
         """
 
+        with _disable_current_modes():
+            self._check_unchanged()  # the state may have changed since the first derivative was traced
+
         def gradients(tensors: Tensors) -> Tensors:
             operands = [
                 tensor.detach().requires_grad_() if want and not tensor.requires_grad else tensor
